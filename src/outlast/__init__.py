@@ -1,0 +1,1 @@
+"""Keeps LLM agents alive past the process they run in."""
