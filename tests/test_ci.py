@@ -21,7 +21,9 @@ def session(folder: Path, ci: str) -> subprocess.CompletedProcess[str]:
     """A pytest session with this repository's conftest.py, in a folder of its own."""
     (folder / "conftest.py").write_text((ROOT / "conftest.py").read_text())
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(folder), str(folder)]
-    return subprocess.run(command, env=os.environ | {"CI": ci}, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(
+        command, env=os.environ | {"CI": ci, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}, capture_output=True, text=True, timeout=60, check=False
+    )
 
 
 @pytest.mark.parametrize("kind", LEFT_OUT)
