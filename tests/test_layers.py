@@ -40,7 +40,7 @@ LAZY: dict[str, set[str]] = {"cli": {"app", "web", "testing"}}
 
 # (module, imported) -> why the types cannot be had otherwise; under `if TYPE_CHECKING` only.
 TYPES_ONLY: dict[tuple[str, str], str] = {
-    ("errors", "gates"): "GateClosed carries the gate, and gates raises errors",
+    ("errors", "app"): "GateClosed carries the Gate that an application gets back, and app raises errors",
     ("engines.base", "app"): "an engine's worker() is given the Outlast that it works for, and app ties engines in",
     ("gates", "agent"): "Approval's when= is called with the run's head, which agents know too",
 }
@@ -219,8 +219,8 @@ def test_core_is_pure() -> None:
         ("runtime.drive", "from outlast.app import Outlast", True),
         ("engines.temporal", "from .base import Engine", False),
         ("engines.temporal", "from .restate import Restate", True),
-        ("errors", "if TYPE_CHECKING:\n    from outlast.gates import Gate", False),
-        ("errors", "from outlast.gates import Gate", True),
+        ("errors", "if TYPE_CHECKING:\n    from outlast.app import Gate", False),
+        ("errors", "from outlast.app import Gate", True),
         ("cli.run", "from outlast.app import Outlast", True),
         ("cli.run", "def run():\n    from outlast.app import Outlast", False),
         ("cli.run", "def run():\n    from outlast.stores.sqlite import SQLiteStore", True),
