@@ -20,6 +20,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from agent import POSTGRES_SCHEMA, SCRIPTS, choose_model, open_app, store_url
 from helpdesk import HelpDesk
@@ -166,7 +167,9 @@ def empty_postgres_schema(url: str) -> None:
     import psycopg  # only here: the demo on SQLite needs no driver
     from psycopg import sql
 
-    with psycopg.connect(url.partition("?")[0]) as connection:
+    parts = urlsplit(url)
+    query = urlencode([(name, value) for name, value in parse_qsl(parts.query) if name != "schema"])  # ours, not the driver's
+    with psycopg.connect(urlunsplit(parts._replace(query=query))) as connection:
         connection.execute(sql.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(sql.Identifier(POSTGRES_SCHEMA)))
 
 

@@ -137,8 +137,11 @@ def test_what_runs_is_what_was_shown(story: tuple[Path, str]) -> None:
 
 
 def test_every_checkpoint_is_the_one_before_and_one_message(story: tuple[Path, str]) -> None:
-    columns = "'seq', seq, 'status', status, 'size', length(messages), 'messages', json(messages)"
-    rows = [json.loads(line) for line in shell(story[0], f"select json_object({columns}) from checkpoints order by seq")]
+    query = (
+        "select json_object('seq', seq, 'status', status, 'size', length(messages), 'messages', json(messages)) "
+        "from checkpoints order by seq"
+    )
+    rows = [json.loads(line) for line in shell(story[0], query)]
     assert [row["seq"] for row in rows] == [1, 2, 3, 4, 5, 6, 7, 8]
     assert [row["status"] for row in rows] == ["running"] * 5 + ["waiting_for_approval", "running", "done"]
     for n, row in enumerate(rows, start=1):
@@ -223,7 +226,7 @@ def test_without_a_check_a_person_is_asked(tmp_path: Path, answer: str, result: 
     lines = part(output, "Without a check")
     assert [line for line in lines if "help desk: sent" in line] == ["  help desk: sent reply #1 to Brisk Couriers (no key)"]
     assert any(line.startswith("without-keys-person is waiting_for_verification: ") for line in lines)
-    assert "in_doubt: toolu_01 send_reply unknown" in lines
+    assert len([line for line in lines if line.startswith("in_doubt: toolu_01 send_reply ")]) == 1
     assert lines[-2:] == ["without-keys-person is done", "Replies Brisk Couriers got on KITE-163: 1"]
     messages = saved_messages(tmp_path / "files", "without-keys-person")
     assert messages[2]["content"][0]["content"].startswith(result)

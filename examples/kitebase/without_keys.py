@@ -26,7 +26,7 @@ from typing import Any
 
 from agent import call, closing
 from helpdesk import HelpDesk
-from main import NotOurs, empty, say, show_event
+from main import NotOurs, empty, say, show_checkpoint, show_event
 from outlast import Agent, Outcome, Outlast, Tool, ToolContext, tool
 from outlast.models import ScriptedModel
 
@@ -79,6 +79,8 @@ def first_process(folder: Path, way: str) -> None:
     """Start the run and drive it; the crash point in the environment ends this process."""
     with open_app(folder, way) as app:
         app.start(f"without-keys-{way}", f"Tell the customer on {TICKETS[way]} that we are on it.", run_id=run_id(way))
+        first = app.latest(run_id(way))
+        show_checkpoint(first.seq, first.status, first.message)
         app.resume_sync(run_id(way))
 
 
