@@ -1,1 +1,44 @@
-"""Public test helpers."""
+"""Public test helpers: `FakeMessagesAPI` and its faults, a strict stand-in for the model provider.
+
+Rule: importing this costs next to nothing; each helper is loaded when it is first named. A new one is a line in `_LAZY`, and one in each
+list beside it.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from outlast.testing.fake_api import Attempts, Cut, ErrorInStream, FakeMessagesAPI, Fault, Garbage, Slow
+
+__all__ = [
+    "Attempts",
+    "Cut",
+    "ErrorInStream",
+    "FakeMessagesAPI",
+    "Fault",
+    "Garbage",
+    "Slow",
+]
+
+# Public name -> the module that has it.
+_LAZY = {
+    "Attempts": "outlast.testing.fake_api",
+    "Cut": "outlast.testing.fake_api",
+    "ErrorInStream": "outlast.testing.fake_api",
+    "FakeMessagesAPI": "outlast.testing.fake_api",
+    "Fault": "outlast.testing.fake_api",
+    "Garbage": "outlast.testing.fake_api",
+    "Slow": "outlast.testing.fake_api",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_LAZY[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__
