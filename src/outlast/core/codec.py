@@ -36,7 +36,8 @@ import hashlib
 import json
 import re
 from collections import deque
-from collections.abc import Iterable, Mapping, MappingView, Sequence, Set
+from collections.abc import ItemsView, Iterable, KeysView, Mapping, Sequence, ValuesView
+from collections.abc import Set as AbstractSet
 from dataclasses import fields, is_dataclass
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
@@ -127,7 +128,7 @@ def stored(value: Any) -> tuple[str, Any]:
         text = _dumps(value)
         if "\\u0000" not in text and _is_utf8(text):
             return text, _parse(text)
-    except Exception:  # noqa: S110 - not clean: the slow way below converts it, or says what is wrong and where
+    except Exception:  # noqa: BLE001, S110 - not clean: the slow way below converts it, or says what is wrong and where
         pass
     plain = clean(value)
     try:
@@ -154,7 +155,7 @@ def result_content(value: Any) -> tuple[str | list[dict[str, Any]], bool]:
     is cut between two characters, with a note. A value that cannot be stored becomes an error that says so: the tool *ran*.
     """
     try:
-        text = _text(value) if isinstance(value, str) else encode(value)
+        text = clean(value) if isinstance(value, str) else encode(value)
     except Unstorable as error:
         return _not_stored(error)
     return _cut(text), False
@@ -254,19 +255,19 @@ class _Cleaner:
             number = int.__int__(value)  # a subclass as the int it is
             if -_TOO_LONG_INT < number < _TOO_LONG_INT:
                 return number
-            self.fail(f"over {MAX_INT_DIGITS} digits")
+            return self.fail(f"over {MAX_INT_DIGITS} digits")
         if isinstance(value, float):
             return _float(float.__float__(value))
         if isinstance(value, Mapping):
             return self.object(value, value.items())
-        if isinstance(value, list):
-            return self.array(value, list.__iter__(value))  # as json does: a subclass's own iterator does not count
-        if isinstance(value, tuple):
-            return self.array(value, tuple.__iter__(value))
-        if isinstance(value, (deque, MappingView)):
+        if isinstance(value, (list, tuple, deque, KeysView, ItemsView, ValuesView)):
             return self.array(value, value)
-        if isinstance(value, Set):
+        if isinstance(value, AbstractSet):
             return sorted(self.array(value, value), key=_rank)
+        return self.convert(value)
+
+    def convert(self, value: Any) -> Any:
+        """What JSON has no kind of its own for."""
         if isinstance(value, (datetime, date, time)):
             return _text(value.isoformat())
         if isinstance(value, timedelta):
@@ -277,14 +278,15 @@ class _Cleaner:
             return _text(str(value))
         if isinstance(value, Enum):
             return self.instead(value, value.value)
-        if not isinstance(value, type):
-            if callable(getattr(type(value), "model_dump", None)):
-                return self.instead(value, value.model_dump(mode="json", warnings=False))
-            if is_dataclass(value):
-                return self.object(value, ((field.name, getattr(value, field.name)) for field in fields(value)))
-            if _from_numpy(value):
-                return self.instead(value, _unnumpy(value))
-        self.fail()
+        if isinstance(value, type):
+            return self.fail()
+        if callable(getattr(type(value), "model_dump", None)):
+            return self.instead(value, value.model_dump(mode="json", warnings=False))
+        if is_dataclass(value):
+            return self.object(value, ((field.name, getattr(value, field.name)) for field in fields(value)))
+        if _from_numpy(value) and not _from_numpy(held := _unnumpy(value)):  # a longdouble holds itself
+            return self.instead(value, held)
+        return self.fail()
 
     def object(self, value: Any, items: Iterable[tuple[Any, Any]]) -> dict[str, Any]:
         self.enter(value)
@@ -359,7 +361,7 @@ def _kind(value: Any) -> str:
 def _said(error: BaseException) -> str:
     try:
         return f"{_kind(error)}: {error}"
-    except Exception:  # an exception that cannot be printed
+    except Exception:  # noqa: BLE001 - an exception that cannot be printed
         return _kind(error)
 
 
