@@ -189,7 +189,10 @@ def against_wheel(tmp_path_factory: pytest.TempPathFactory, wheel_python: Path) 
 
 
 def complaints(name: str, both: tuple[Errors, Errors]) -> list[str]:
-    return [f"{name}:{line}: {what}" for errors in both for line, what in errors.get(name, [])]
+    """What is said of this program and of those it imports: what comes from a broken one is unchecked."""
+    own = [f"{name}:{line}: {what}" for errors in both for line, what in errors.get(name, [])]
+    imported = re.findall(r"^from (p\d\d_\w+) import", (PROGRAMS / name).read_text(encoding="utf-8"), re.MULTILINE)
+    return own + [complaint for other in imported for complaint in complaints(f"{other}.py", both)]
 
 
 def rejection_faults(both: tuple[Errors, Errors]) -> list[str]:
