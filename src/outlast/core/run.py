@@ -1,0 +1,657 @@
+"""The journal's entries, and the run as their fold.
+
+    apply(run, entry) -> run        pure and total: the only way a run's state changes
+
+Rules
+1. A tool call is done if its result is in the journal, begun if its intent is (`CallStarted`). No second flag can disagree.
+2. A message's body is the message and nothing else; what came beside it stands in `meta`.
+3. Facts (an answer, a result, a doubt) are kept whatever came in between; intents (`CallStarted`) and consequences (gates, refusals, the
+   batch's user message, the end) are worked out anew on the journal as it is.
+4. `OUTSIDE` entries need no lease; each has an id of its own, unique in its run. After the end only those in `AFTER_END` are accepted.
+5. A change of the fields below is a change of the journal format: they are read for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal, Self
+
+from outlast.core import codec
+from outlast.core import messages as m
+
+Json = Any
+GateKind = Literal["approval", "verification", "budget", "event", "run"]
+EndStatus = Literal["done", "failed", "cancelled"]
+
+FORMAT = 1  # of the journal: grows with every change of an entry's fields; older ones are read for ever
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def ms(at: datetime) -> int:
+    """Whole milliseconds since the epoch: the resolution of every stored instant."""
+    return (at - EPOCH) // timedelta(milliseconds=1)
+
+
+def instant(value: int) -> datetime:
+    return EPOCH + timedelta(milliseconds=value)
+
+
+def iso(at: datetime) -> str:
+    """2026-11-30T11:00:00.000Z"""
+    return at.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+# ---- entries ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """What every entry may carry beside its body; `at` is set by the store when it is read back."""
+
+    by: str | None = field(default=None, metadata={"head": True})
+    entry_id: str | None = field(default=None, metadata={"head": True})
+    meta: Mapping[str, Any] | None = field(default=None, metadata={"head": True})
+    at: datetime = field(default=EPOCH, metadata={"head": True}, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class RunStarted(Entry):
+    agent: str
+    agent_version: str = ""
+    tags: Mapping[str, str] = field(default_factory=dict)
+    driver: str = "built-in"
+    parent_run_id: str | None = None
+    parent_call_id: str | None = None
+    format: int = FORMAT
+
+
+@dataclass(frozen=True, slots=True)
+class MessageAdded(Entry):
+    message: m.Message
+
+
+@dataclass(frozen=True, slots=True)
+class CallStarted(Entry):
+    """The intent, saved before the act. `may_act_until`: nobody concludes "not done" before it."""
+
+    call_id: str
+    key: str
+    effect: str
+    attempt: int
+    may_act_until: datetime
+    owner: str = ""
+    digest: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CallSkipped(Entry):
+    """An intent that was surely not acted upon: its time had run out before the act began."""
+
+    call_id: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallFailed(Entry):
+    """An attempt whose outcome is an error or unknown, to be made again with the same key from `retry_at` on."""
+
+    call_id: str
+    why: str
+    retry_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class CallDoubted(Entry):
+    """The outcome of a begun call cannot be told. `checked`: its check could not tell either."""
+
+    call_id: str
+    why: str
+    may_act_until: datetime | None = None
+    checked: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CallFinished(Entry):
+    """A call's result. Without `content` the result stands in the user message of the same append, and only there.
+
+    `how`: result (the tool's own), refused (never run: a gate, bad arguments, a cut answer), verified (a check or a person said so),
+    unknown (not repeated, outcome unknown), cancelled, answered (an event, a timer or a child run).
+    """
+
+    call_id: str
+    content: Json = None
+    is_error: bool = False
+    how: str = "result"
+
+
+@dataclass(frozen=True, slots=True)
+class GateOpened(Entry):
+    """A wait. `rungs`: whom it asks and until when, first to last, all computed now: [{role, deadline, rule, remind_at: […]}].
+
+    `closes_at`: from then on no decision is accepted; None: it stays open. `args`: of a budget or an event gate; of the others the call's.
+    """
+
+    gate_id: str
+    kind: GateKind
+    call_id: str | None
+    tool: str | None
+    digest: str
+    noun: str = "call"
+    rungs: Sequence[Mapping[str, Any]] = ()
+    closes_at: datetime | None = None
+    args: Mapping[str, Any] | None = None
+    why: str | None = None
+    guarded: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GateWaived(Entry):
+    """`when=` was asked and said that nobody need be asked; asked once and saved."""
+
+    call_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class GateMoved(Entry):
+    """A rung's clock: a reminder was due (the level stays) or the next one is asked (the level grows)."""
+
+    gate_id: str
+    level: int
+    reminded_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GateExpired(Entry):
+    gate_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunEnded(Entry):
+    status: EndStatus
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFailed(Entry):
+    """The model could not be asked. `retry_at`: when it is tried again; None: never by a machine."""
+
+    why: str
+    attempt: int
+    retry_at: datetime | None
+    status: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCallLost(Entry):
+    """A model call that may have been paid for: a worker died when the next step was one. Counted by every limit."""
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerDied(Entry):
+    """The process that began these calls is provably dead; what it put on the wire may land until `may_act_until`."""
+
+    call_ids: Sequence[str]
+    may_act_until: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class VersionChanged(Entry):
+    """Newer or older code goes on with this run."""
+
+    agent_version: str
+    code: str
+    library: str = ""
+
+
+# ---- entries without a lease ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TextSent(Entry):
+    content: str | Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class GateDecided(Entry):
+    gate_id: str
+    outcome: str
+    note: str | None = None
+    args: Mapping[str, Any] | None = None
+    digest: str | None = None
+    result: Json = None
+    has_result: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionRefused(Entry):
+    gate_id: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class EventReceived(Entry):
+    name: str
+    data: Json = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChildFinished(Entry):
+    call_id: str
+    status: str
+    output: Json = None
+    reason: str | None = None
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cost_usd: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RetryAsked(Entry):
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class RunCancelled(Entry):
+    note: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunMoved(Entry):
+    to: str
+
+
+@dataclass(frozen=True, slots=True)
+class LateResult(Entry):
+    """A result that came too late to be one: evidence on the call, it changes no message."""
+
+    call_id: str
+    content: Json = None
+    is_error: bool = False
+    why: str | None = None
+
+
+KINDS: dict[str, type[Entry]] = {
+    k.__name__: k
+    for k in (
+        RunStarted, MessageAdded, CallStarted, CallSkipped, CallFailed, CallDoubted, CallFinished, GateOpened, GateWaived, GateMoved, GateExpired,
+        RunEnded, ModelFailed, ModelCallLost, WorkerDied, VersionChanged,
+        TextSent, GateDecided, DecisionRefused, EventReceived, ChildFinished, RetryAsked, RunCancelled, RunMoved, LateResult,
+    )
+}  # fmt: skip
+OUTSIDE = (RunStarted, TextSent, GateDecided, DecisionRefused, EventReceived, ChildFinished, RetryAsked, RunCancelled, RunMoved, LateResult)
+AFTER_END: dict[str, tuple[type[Entry], ...]] = {
+    "done": (TextSent, LateResult),
+    "failed": (RetryAsked, TextSent, LateResult),
+    "cancelled": (RetryAsked, TextSent, LateResult),
+}
+
+_BODY = {kind: tuple((f.name, str(f.type), f.default) for f in fields(cls) if not f.metadata.get("head")) for kind, cls in KINDS.items()}
+
+
+def to_row(entry: Entry) -> tuple[str, str, str | None]:
+    """(kind, body, meta) as the store holds them. Fields at their default are left out. Raises codec.Unstorable."""
+    kind = type(entry).__name__
+    meta = codec.encode(dict(entry.meta)) if entry.meta else None
+    if isinstance(entry, MessageAdded):
+        return kind, codec.encode(entry.message), meta
+    body: dict[str, Any] = {}
+    for name, _, default in _BODY[kind]:
+        value = getattr(entry, name)
+        if value is default or (isinstance(value, Mapping | tuple) and not value and default is not None):
+            continue
+        body[name] = iso(value) if isinstance(value, datetime) else value
+    return kind, codec.encode(body), meta
+
+
+def from_row(kind: str, body: str, meta: str | None, *, by: str | None = None, entry_id: str | None = None, at: datetime = EPOCH) -> Entry:
+    """The entry as any reader sees it. Raises codec.Unstorable where the row is broken or of a kind that this version does not know."""
+    value = codec.decode(body)
+    extra: dict[str, Any] = {"by": by, "entry_id": entry_id, "at": at, "meta": codec.decode(meta) if meta else None}
+    cls = KINDS.get(kind)
+    if cls is None:
+        raise codec.Unstorable("$", f"unknown kind of entry {kind!r}: written by a newer version?")
+    if not isinstance(value, dict):
+        raise codec.Unstorable("$", f"the body of a {kind} must be an object")
+    if cls is MessageAdded:
+        if value.get("role") not in ("user", "assistant", "system") or not isinstance(value.get("content"), str | list):
+            raise codec.Unstorable("$", "a message needs a role and a content")
+        return MessageAdded(value, **extra)
+    given = {name: _read(value[name], hint) for name, hint, _ in _BODY[kind] if name in value}
+    try:
+        return cls(**given, **extra)
+    except TypeError as e:
+        raise codec.Unstorable("$", f"{kind}: {e}") from None
+
+
+def _read(value: Json, hint: str) -> Any:
+    if value is not None and hint.startswith("datetime"):
+        try:
+            return datetime.fromisoformat(value)
+        except (TypeError, ValueError):
+            raise codec.Unstorable("$", f"not an instant: {value!r}") from None
+    return value
+
+
+def stored(entry: Entry) -> Entry:
+    """The entry as it will be read back, so that what is folded in memory and what the store holds never differ."""
+    kind, body, meta = to_row(entry)
+    return from_row(kind, body, meta, by=entry.by, entry_id=entry.entry_id, at=entry.at)
+
+
+# ---- the fold -------------------------------------------------------------------------------------------------------------
+
+
+class History(Sequence[m.Message]):
+    """Messages, oldest first. Grows in place: the fold of 10,000 messages shares one list (a tuple would make it quadratic)."""
+
+    __slots__ = ("_ids", "_items", "_n")
+
+    def __init__(self, items: list[m.Message] | None = None, n: int | None = None, ids: set[str] | None = None) -> None:
+        self._items = [] if items is None else items
+        self._n = len(self._items) if n is None else n
+        self._ids = {c["id"] for i in self._items for c in m.tool_uses(i)} if ids is None else ids
+
+    def plus(self, message: m.Message) -> History:
+        items, ids = self._items, self._ids
+        if len(items) != self._n:  # someone else grew the shared list: another future of the same past
+            items, ids = items[: self._n], set(ids)
+        items.append(message)
+        if message["role"] == "assistant":
+            ids.update(str(c.get("id")) for c in m.tool_uses(message))
+        return History(items, self._n + 1, ids)
+
+    @property
+    def call_ids(self) -> set[str]:
+        """Every tool-call id that was ever used (a superset is harmless: it only makes a new id more distinct)."""
+        return self._ids
+
+    def __len__(self) -> int:
+        return self._n
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return self._items[: self._n][index]
+        if not -self._n <= index < self._n:
+            raise IndexError(index)
+        return self._items[index if index >= 0 else self._n + index]
+
+    def __iter__(self) -> Iterator[m.Message]:
+        return iter(self._items[: self._n])
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """A wait and what came of it."""
+
+    opened: GateOpened
+    level: int = 0
+    reminded_at: datetime | None = None
+    outcome: str | None = None
+    closed: GateDecided | EventReceived | ChildFinished | LateResult | GateExpired | None = None
+
+    @property
+    def rung(self) -> Mapping[str, Any]:
+        rungs = self.opened.rungs
+        return rungs[min(self.level, len(rungs) - 1)] if rungs else {}
+
+    @property
+    def role(self) -> str | None:
+        return self.rung.get("role")
+
+    @property
+    def deadline(self) -> datetime | None:
+        """The end of the present rung."""
+        value = self.rung.get("deadline")
+        return datetime.fromisoformat(value) if value else None
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One tool call of the open batch."""
+
+    id: str
+    name: str
+    args: Mapping[str, Any]
+    started: CallStarted | None = None  # an intent that nothing has answered
+    attempts: int = 0  # intents so far
+    first_started_at: datetime | None = None
+    may_act_until: datetime | None = None
+    failures: int = 0  # attempts that ended in an error or an unknown outcome, since the last person's word
+    retry_at: datetime | None = None
+    doubt: str | None = None
+    checked: bool = False
+    waived: bool = False
+    result: CallFinished | None = None
+    gates: tuple[Gate, ...] = ()
+    effect: str | None = None  # as it was when the call first began
+    key: str | None = None
+    late: LateResult | None = None
+
+    def gate(self, kind: GateKind) -> Gate | None:
+        """The newest gate of that kind."""
+        return next((g for g in reversed(self.gates) if g.opened.kind == kind), None)
+
+    @property
+    def begun(self) -> bool:
+        return self.result is None and (self.started is not None or self.doubt is not None)
+
+    @property
+    def decision(self) -> GateDecided | None:
+        gate = self.gate("approval")
+        return gate.closed if gate and isinstance(gate.closed, GateDecided) else None
+
+    @property
+    def allowed(self) -> Mapping[str, Any]:
+        """The arguments that run: the model's, or what a person made of them."""
+        decision = self.decision
+        return decision.args if decision and decision.args is not None else self.args
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """All that the next step depends on. The empty run is `Run(run_id)`; everything else comes from `apply`."""
+
+    id: str
+    agent: str = ""
+    agent_version: str = ""
+    code: str = ""
+    tags: Mapping[str, str] = field(default_factory=dict)
+    started: datetime | None = None
+    started_by: str | None = None
+    parent_run_id: str | None = None
+    parent_call_id: str | None = None
+    entries: int = 0
+    seq: int = 0
+    messages: History = field(default_factory=History)
+    stop_reason: str | None = None
+    calls: tuple[Call, ...] = ()
+    gates: tuple[Gate, ...] = ()  # of the run itself: limits
+    queued: tuple[TextSent, ...] = ()
+    events: tuple[EventReceived, ...] = ()  # that came before their wait
+    ended: RunEnded | None = None
+    model_calls: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cache_read_tokens: int = 0
+    cache_write_tokens: int = 0
+    lost_calls: int = 0
+    lost_tokens: int = 0
+    granted: Mapping[str, Any] = field(default_factory=dict)
+    budget_gates: int = 0
+    model_failures: int = 0
+    retry_at: datetime | None = None
+    model_error: str | None = None
+    cut_in_a_row: int = 0
+    paused_in_a_row: int = 0
+    corrections: int = 0  # answers sent back because they were not of the output's type
+
+    def call(self, call_id: str | None) -> Call | None:
+        return next((c for c in self.calls if c.id == call_id), None)
+
+    def all_gates(self) -> Iterator[Gate]:
+        yield from self.gates
+        for call in self.calls:
+            yield from call.gates
+
+    def find_gate(self, gate_id: str) -> Gate | None:
+        return next((g for g in self.all_gates() if g.opened.gate_id == gate_id), None)
+
+    def with_call(self, call_id: str | None, **changes: Any) -> Self:
+        return replace(self, calls=tuple(replace(c, **changes) if c.id == call_id else c for c in self.calls))
+
+
+def fold(run: Run, entries: Sequence[Entry] | Iterator[Entry]) -> Run:
+    for entry in entries:
+        run = apply(run, entry)
+    return run
+
+
+def apply(run: Run, entry: Entry) -> Run:
+    """The run after one more entry."""
+    run = replace(run, entries=run.entries + 1)
+    match entry:
+        case MessageAdded(message) if message["role"] == "assistant":
+            return _answered(run, entry)
+        case MessageAdded(message):
+            corrected = bool(entry.meta and entry.meta.get("correction"))
+            return replace(
+                run, messages=run.messages.plus(message), seq=run.seq + 1, calls=(), queued=(), stop_reason=None,
+                corrections=run.corrections + 1 if corrected else 0 if run.queued else run.corrections)  # fmt: skip
+        case CallStarted(call_id):
+            call = run.call(call_id)
+            return run.with_call(
+                call_id, started=entry, attempts=entry.attempt, may_act_until=entry.may_act_until, doubt=None, checked=False, retry_at=None,
+                first_started_at=(call and call.first_started_at) or entry.at, effect=(call and call.effect) or entry.effect, key=entry.key)  # fmt: skip
+        case CallSkipped(call_id):
+            return run.with_call(call_id, started=None)
+        case CallFailed(call_id):
+            call = run.call(call_id)
+            attempts = (call.attempts + (call.started is None)) if call else 1  # an intent has counted itself
+            return run.with_call(call_id, started=None, attempts=attempts, failures=(call.failures if call else 0) + 1, retry_at=entry.retry_at)
+        case CallDoubted(call_id):
+            call = run.call(call_id)
+            until = entry.may_act_until or (call and call.may_act_until)
+            return run.with_call(call_id, doubt=entry.why, checked=entry.checked, may_act_until=until)
+        case WorkerDied():
+            return replace(run, calls=tuple(replace(c, may_act_until=entry.may_act_until) if c.id in entry.call_ids else c for c in run.calls))
+        case CallFinished(call_id):
+            call = run.call(call_id)
+            return run.with_call(call_id, result=entry, gates=_closed(call.gates) if call else ())
+        case LateResult(call_id):
+            run = run.with_call(call_id, late=entry)
+            gate = (call := run.call(call_id)) and call.gate("verification")
+            return _change(run, gate.opened.gate_id, outcome="happened", closed=entry) if gate and call and call.result is None else run
+        case GateOpened() | GateMoved() | GateExpired() | GateDecided() | GateWaived() | EventReceived() | ChildFinished():
+            return _gate(run, entry)
+        case RunStarted():
+            return replace(
+                run, agent=entry.agent, agent_version=entry.agent_version, tags=entry.tags, started=entry.at, started_by=entry.by,
+                parent_run_id=entry.parent_run_id, parent_call_id=entry.parent_call_id)  # fmt: skip
+        case TextSent():
+            return replace(run, queued=(*run.queued, entry), ended=None, model_failures=0, retry_at=None, model_error=None)
+        case ModelFailed():
+            return replace(run, model_failures=entry.attempt, retry_at=entry.retry_at, model_error=entry.why)
+        case ModelCallLost():
+            return replace(run, lost_calls=run.lost_calls + 1, lost_tokens=run.lost_tokens + entry.input_tokens + entry.output_tokens)
+        case VersionChanged():
+            return replace(run, agent_version=entry.agent_version, code=entry.code)
+        case RetryAsked():
+            gates = tuple(g for g in run.gates if g.outcome not in ("rejected", "expired"))
+            return replace(run, ended=None, model_failures=0, retry_at=None, model_error=None, cut_in_a_row=0, paused_in_a_row=0, gates=gates)
+        case RunEnded():
+            return replace(run, ended=entry, retry_at=None, gates=_closed(run.gates))
+        case RunCancelled():
+            return replace(run, ended=RunEnded("cancelled", entry.note), retry_at=None, gates=_closed(run.gates))
+        case RunMoved():
+            return replace(run, ended=RunEnded("cancelled", f"moved to {entry.to}"), retry_at=None, gates=_closed(run.gates))
+        case _:  # DecisionRefused: recorded, changes nothing
+            return run
+
+
+def _answered(run: Run, entry: MessageAdded) -> Run:
+    meta = entry.meta or {}
+    usage = meta.get("usage") or {}
+    calls = tuple(Call(b["id"], b["name"], b.get("input") or {}) for b in m.tool_uses(entry.message))
+    reason = meta.get("stop_reason")
+    return replace(
+        run,
+        messages=run.messages.plus(entry.message),
+        seq=run.seq + 1,
+        stop_reason=reason,
+        calls=calls,
+        model_calls=run.model_calls + (not meta.get("imported")),
+        input_tokens=run.input_tokens + _count(usage, "input_tokens"),
+        output_tokens=run.output_tokens + _count(usage, "output_tokens"),
+        cache_read_tokens=run.cache_read_tokens + _count(usage, "cache_read_input_tokens"),
+        cache_write_tokens=run.cache_write_tokens + _count(usage, "cache_creation_input_tokens"),
+        model_failures=0,
+        retry_at=None,
+        model_error=None,
+        cut_in_a_row=run.cut_in_a_row + 1 if reason == m.CUT and calls else 0,
+        paused_in_a_row=run.paused_in_a_row + 1 if reason in m.GOES_ON else 0,
+    )
+
+
+def _count(usage: Mapping[str, Any], name: str) -> int:
+    value = usage.get(name)
+    return value if isinstance(value, int) and value > 0 else 0
+
+
+def _gate(run: Run, entry: Entry) -> Run:
+    match entry:
+        case GateOpened(call_id=None):
+            return replace(run, gates=(*run.gates, Gate(entry)), budget_gates=run.budget_gates + (entry.kind == "budget"))
+        case GateOpened():
+            call = run.call(entry.call_id)
+            events = run.events
+            run = run.with_call(entry.call_id, gates=(*(call.gates if call else ()), Gate(entry)))
+            early = next((e for e in events if entry.kind == "event" and e.name == (entry.args or {}).get("event")), None)
+            if early is None:
+                return run
+            run = replace(run, events=tuple(e for e in events if e is not early))
+            return _change(run, entry.gate_id, outcome="arrived", closed=early)
+        case GateWaived(call_id):
+            return run.with_call(call_id, waived=True)
+        case GateMoved():
+            return _change(run, entry.gate_id, level=entry.level, reminded_at=entry.reminded_at)
+        case GateExpired():
+            return _change(run, entry.gate_id, outcome="expired", closed=entry)
+        case GateDecided():
+            return _decided(run, entry)
+        case EventReceived():
+            gate = next((g for g in run.all_gates() if g.outcome is None and g.opened.kind == "event" and (g.opened.args or {}).get("event") == entry.name), None)
+            if gate is None:
+                return replace(run, events=(*run.events, entry))
+            return _change(run, gate.opened.gate_id, outcome="arrived", closed=entry)
+        case ChildFinished(call_id):
+            return _change(run, f"run:{call_id}", outcome="arrived", closed=entry)
+    return run
+
+
+def _decided(run: Run, entry: GateDecided) -> Run:
+    gate = run.find_gate(entry.gate_id)
+    if gate is None or gate.outcome is not None:
+        return run
+    run = _change(run, entry.gate_id, outcome=entry.outcome, closed=entry)
+    if gate.opened.kind == "budget" and entry.outcome == "approved":
+        asked = {**(gate.opened.args or {}), **(entry.args or {})}
+        return replace(run, granted={**run.granted, str(asked.get("limit")): asked.get("raise_to")})
+    if gate.opened.kind == "verification" and entry.outcome == "run_again":  # used up by the next CallStarted
+        return run.with_call(gate.opened.call_id, started=None, doubt=None, checked=False, failures=0, retry_at=None, first_started_at=None)
+    return run
+
+
+def _change(run: Run, gate_id: str, **changes: Any) -> Run:
+    def change(gates: tuple[Gate, ...]) -> tuple[Gate, ...]:
+        return tuple(replace(g, **changes) if g.opened.gate_id == gate_id and g.outcome is None else g for g in gates)
+
+    return replace(run, gates=change(run.gates), calls=tuple(replace(c, gates=change(c.gates)) if c.gates else c for c in run.calls))
+
+
+def _closed(gates: tuple[Gate, ...]) -> tuple[Gate, ...]:
+    return tuple(replace(g, outcome="cancelled") if g.outcome is None else g for g in gates)

@@ -1,0 +1,1 @@
+"""Driving runs: next_step -> perform -> append, until the run waits or ends."""
