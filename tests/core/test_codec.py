@@ -72,6 +72,10 @@ class Person(pydantic.BaseModel):
     born: date
     score: float = 1.0
 
+    @pydantic.field_serializer("name", when_used="json")
+    def _name(self, name: str) -> str:
+        return f"{name}!"
+
 
 class Root(pydantic.RootModel[list[int]]):
     pass
@@ -148,7 +152,7 @@ FORMS: list[tuple[Any, Any]] = [
     (MappingProxyType({"a": b"hi"}), {"a": "aGk="}),
     (Ticket(id="K"), {"id": "K"}),
     (Money(Decimal("1.10")), {"amount": "1.10", "currency": "EUR"}),
-    (Person(name="Ada\x00", born=date(1815, 12, 10), score=math.inf), {"name": "Ada\ufffd", "born": "1815-12-10", "score": "Infinity"}),
+    (Person(name="Ada\x00", born=date(1815, 12, 10), score=math.inf), {"name": "Ada\ufffd!", "born": "1815-12-10", "score": "Infinity"}),
     (Root([1]), [1]),
     (Colour.RED, "red"),
     (Colour.PAIR, [1, 2]),
@@ -158,6 +162,7 @@ FORMS: list[tuple[Any, Any]] = [
     (np.array([[1, 2], [3, 4]]), [[1, 2], [3, 4]]),
     (np.datetime64("2026-03-01T00:00:00.000000001"), "2026-03-01T00:00:00.000000001"),
     (np.timedelta64(90, "s"), "PT1M30S"),
+    (np.timedelta64(90_000_000_000, "ns"), "PT1M30S"),
 ]
 
 
@@ -272,6 +277,10 @@ def test_depth_ends_at_the_limit_on_the_way_in_and_out() -> None:
             assert decode(encode(wrap(deep(limit, inner)))) is not None
             with pytest.raises(Unstorable, match="nested deeper than 200"):
                 encode(wrap(deep(limit + 1, inner)))
+    clean(deep(200))
+    for too_deep in (deep(201), deep(201, b"slow way")):
+        with pytest.raises(Unstorable, match=r"^type list \(nested deeper than 200\) at \$\[0\]\[0\]"):
+            clean(too_deep)
     decode("[" * 200 + "]" * 200)
     for levels in (201, 1_000, 10_000, 100_000):
         for opening, closing in (("[", "]"), ('{"a":', "}")):
@@ -295,6 +304,11 @@ def test_a_value_that_grows_by_sharing_is_refused(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(codec, "_MAX_VALUES", 10_000)
     with pytest.raises(Unstorable, match="more than 10000 values"):
         clean(shared(40))
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_model_that_holds_the_wrong_type_is_stored_without_a_warning() -> None:
+    assert clean(Person.model_construct(name="Ada", born="unknown")) == {"name": "Ada!", "born": "unknown", "score": 1.0}
 
 
 def test_clean_copies() -> None:
@@ -440,7 +454,7 @@ def test_a_result_of_everything_at_once_is_stored_or_says_where_not() -> None:
     value |= {"raw": b"hi", "s": {2, 1}}
     assert result_content(value) == (
         (
-            '{"at": "2026-03-01T00:00:00+00:00", "amount": "1.10", "who": {"name": "Ada", "born": "1815-12-10", "score": 1.0}, '
+            '{"at": "2026-03-01T00:00:00+00:00", "amount": "1.10", "who": {"name": "Ada!", "born": "1815-12-10", "score": 1.0}, '
             '"raw": "aGk=", "s": [1, 2]}'
         ),
         False,
