@@ -71,8 +71,11 @@ def connection_error(cause: BaseException, *, timed_out: bool, secrets: tuple[st
     """No answer came: refused, unreachable or timed out. Whether the provider did the work is not known; nothing was saved."""
     inner = cause.__cause__ or cause
     what = "did not answer in time" if timed_out else "could not be reached"
-    text = f"the model provider {what} (no HTTP status, no request id): {type(inner).__name__}: {inner}; check the network and base_url"
-    return ModelError(without_secrets(text, secrets), retryable=True)
+    to_do = "check the network and base_url"
+    if isinstance(inner, RuntimeError) and "Event loop is closed" in str(inner):
+        to_do = "an async client belongs to one event loop: leave client= out, or give the sync client"
+    text = f"the model provider {what} (no HTTP status, no request id): {type(inner).__name__}: {inner}; {to_do}"
+    return ModelError(without_secrets(text, secrets), retryable=True, hint=to_do)
 
 
 def broken_stream(cause: BaseException, *, headers: Mapping[str, str], secrets: tuple[str, ...] = ()) -> ModelError:

@@ -162,6 +162,8 @@ class _Conversation:
             where = f"messages.{i}"
             blocks = self._check_shape(message, where)
             role = message["role"]
+            if self._open and role != "user":
+                self._refuse_unanswered(self._open, where)
             self._check_role(role, before, where)
             if role == "user":
                 self._check_user(blocks, f"{where}.content")
@@ -170,7 +172,7 @@ class _Conversation:
             before = role
         last = f"messages.{len(messages) - 1}"
         if self._open:
-            _refuse("calls-answered", last, f"these calls have no tool_result after them: {', '.join(self._open)}")
+            self._refuse_unanswered(self._open, last)
         if before == "assistant" and not self._goes_on:
             _refuse("ends-with-user", last, "the conversation must end with a user message")
 
@@ -236,10 +238,13 @@ class _Conversation:
             answered.append(call)
         missing = [call for call in self._open if call not in answered]
         if missing:
-            _refuse("calls-answered", where, f"these calls have no tool_result in the very next message: {', '.join(missing)}")
+            self._refuse_unanswered(missing, where)
         if answered != self._open:
             _refuse("results-in-order", where, f"results {answered} are not in the order of the calls {self._open}")
         self._open = []
+
+    def _refuse_unanswered(self, calls: list[str], where: str) -> NoReturn:
+        _refuse("calls-answered", where, f"these calls have no tool_result in the very next message: {', '.join(calls)}")
 
     def _check_result(self, block: dict[str, Any], where: str) -> None:
         content = block.get("content", "")
@@ -257,8 +262,6 @@ class _Conversation:
                 _refuse("result-content", f"{where}.content.{i}", f"a {inner['type']} block cannot be a result")
 
     def _check_assistant(self, blocks: list[dict[str, Any]], where: str) -> None:
-        if self._open:
-            _refuse("calls-answered", where, f"these calls have no tool_result in the very next message: {', '.join(self._open)}")
         answer = self._check_unchanged(blocks, where)
         for i, block in enumerate(blocks):
             at = f"{where}.{i}"
