@@ -42,7 +42,6 @@ LAZY: dict[str, set[str]] = {"cli": {"app", "web", "testing"}}
 # (module, imported) -> why the types cannot be had otherwise; under `if TYPE_CHECKING` only.
 TYPES_ONLY: dict[tuple[str, str], str] = {
     ("errors", "documents"): "GateClosed carries the Gate, and who makes documents raises errors",
-    ("errors", "app"): "GateClosed carries the Gate that an application gets back, and app raises errors",
     ("engines.base", "app"): "an engine's worker() is given the Outlast that it works for, and app ties engines in",
     ("gates", "agent"): "Approval's when= is called with the run's head, which agents know too",
 }
@@ -221,8 +220,8 @@ def test_core_is_pure() -> None:
         ("runtime.drive", "from outlast.app import Outlast", True),
         ("engines.temporal", "from .base import Engine", False),
         ("engines.temporal", "from .restate import Restate", True),
-        ("errors", "if TYPE_CHECKING:\n    from outlast.app import Gate", False),
-        ("errors", "from outlast.app import Gate", True),
+        ("errors", "if TYPE_CHECKING:\n    from outlast.documents import Gate", False),
+        ("errors", "from outlast.documents import Gate", True),
         ("cli.run", "from outlast.app import Outlast", True),
         ("cli.run", "def run():\n    from outlast.app import Outlast", False),
         ("cli.run", "def run():\n    from outlast.stores.sqlite import SQLiteStore", True),
