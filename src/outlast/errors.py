@@ -26,7 +26,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from outlast.app import Gate
+    from outlast.documents import Gate
 
 
 class OutlastError(Exception):
