@@ -43,7 +43,6 @@ LAZY: dict[str, set[str]] = {"cli": {"app", "web", "testing"}}
 TYPES_ONLY: dict[tuple[str, str], str] = {
     ("errors", "documents"): "GateClosed carries the Gate, and who makes documents raises errors",
     ("engines.base", "app"): "an engine's worker() is given the Outlast that it works for, and app ties engines in",
-    ("gates", "agent"): "Approval's when= is called with the run's head, which agents know too",
 }
 
 
