@@ -81,7 +81,7 @@ def moved(gate: Gate, now: datetime) -> r.GateMoved | r.GateExpired | None:
     if opened.closes_at is not None and now >= opened.closes_at:
         return r.GateExpired(opened.gate_id)
     level = gate.level
-    while level < len(opened.rungs) - 1 and opened.rungs[level]["deadline"] and now >= datetime.fromisoformat(opened.rungs[level]["deadline"]):
+    while level < len(opened.rungs) - 1 and (end := opened.rungs[level].get("deadline")) and now >= datetime.fromisoformat(end):
         level += 1
     due = [at for at in map(datetime.fromisoformat, opened.rungs[level].get("remind_at", ())) if at <= now] if opened.rungs else []
     last = due[-1] if due else None
@@ -220,7 +220,7 @@ def projection(before: Run, entries: Iterable[r.Entry]) -> tuple[Run, list[GateR
         for gate_id in held.keys() - now_held.keys():  # its batch or the run is over
             call, gate = held[gate_id]
             if gate.outcome is None:
-                touched[gate_id] = replace(row(before, call, gate, entry.at), outcome="cancelled", seq=after.seq)
+                touched[gate_id] = replace(row(after, call, gate, entry.at), outcome="cancelled", next_at=None)
     return after, list(touched.values())
 
 

@@ -14,9 +14,10 @@ from typing import Any
 
 Message = dict[str, Any]
 
-CALL_ID = re.compile(r"^[A-Za-z0-9_-]{1,64}$")
+CALL_ID = re.compile(r"^[A-Za-z0-9_-]{1,64}\Z")  # not $: it would let a line break pass
 FINISHED = frozenset({"end_turn", "stop_sequence"})  # the answer is whole
 GOES_ON = frozenset({"pause_turn", "compaction"})  # send the list back unchanged
+NO_ANSWER = "(no answer)"  # stands for an answer without content, which no later request may hold
 TOOL_USE = "tool_use"  # the only reason that runs tools
 CUT = "max_tokens"  # the answer was cut off: none of its calls is run
 
@@ -73,7 +74,7 @@ def as_content(value: str | Sequence[Mapping[str, Any]]) -> str | list[dict[str,
             raise BadMessage(f"content block {n} is an empty text")
         if block["type"] in ("tool_result", "tool_use"):
             raise BadMessage(f"content block {n} is a {block['type']}: give a whole message list for that")
-    return [dict(b) for b in value]
+    return [dict(b) for b in value if isinstance(b, Mapping)]
 
 
 def as_input(value: Any) -> list[Message]:
@@ -108,6 +109,8 @@ def check_history(messages: Sequence[Mapping[str, Any]]) -> None:
         if role == "user" or owed:
             _check_results(n, message, results, owed)
             owed = []
+        if role == "user" and tool_uses(message):
+            raise BadMessage(f"message {n}: a user message holds a tool_use")
         if role == "assistant":
             if results:
                 raise BadMessage(f"message {n}: an assistant message holds a tool_result")
@@ -142,7 +145,8 @@ def as_answer(value: Any, *, used: Collection[str], seq: int) -> tuple[Message, 
 
     `value`: a Messages API message as a dict or the SDK's object, its content blocks, or a text. The message is role and content and
     nothing else; everything that came beside (stop_reason, usage, id, …) goes to meta. Without a stop_reason key it follows from the
-    content; present but null stays null. Ids of tool_use blocks that are empty, odd, or in `used` are renumbered; an input that is not an
+    content; present but null stays null. An answer without content, which every later request would be refused for, becomes NO_ANSWER
+    and `meta["empty"]`. Ids of tool_use blocks that are empty, odd, or in `used` are renumbered; an input that is not an
     object becomes {} and what came is kept in `meta["malformed"]`. Raises BadMessage.
     """
     rest: dict[str, Any] = {}
@@ -159,6 +163,8 @@ def as_answer(value: Any, *, used: Collection[str], seq: int) -> tuple[Message, 
         if value.get("role", "assistant") != "assistant":
             raise BadMessage(f"a model's answer has the role 'assistant', not {value['role']!r}")
         value = value.get("content")
+    if not isinstance(value, str | list | tuple | None):
+        raise BadMessage(f"the content of a model's answer must be a text or a list of blocks, not {type(value).__name__}")
     content = [text(value)] if isinstance(value, str) else [_block(b) for b in value or ()]
     content = [b for b in content if not (b.get("type") == "text" and not str(b.get("text") or "").strip())]
     used = set(used)
@@ -167,6 +173,8 @@ def as_answer(value: Any, *, used: Collection[str], seq: int) -> tuple[Message, 
             content[n] = _call(block, used, rest, f"call-{seq}-{n + 1}")
     if "stop_reason" not in rest:
         rest["stop_reason"] = TOOL_USE if any(b.get("type") == "tool_use" for b in content) else "end_turn"
+    if not content:
+        content, rest["empty"] = [text(NO_ANSWER)], True
     return {"role": "assistant", "content": content}, rest
 
 
@@ -193,7 +201,7 @@ def _call(block: dict[str, Any], used: set[str], meta: dict[str, Any], fallback:
     used.add(call_id)
     if call_id != given:
         meta.setdefault("renumbered", {})[call_id] = given if isinstance(given, str) else None
-    if not isinstance(block.get("name"), str):
+    if not isinstance(block.get("name"), str) or not block["name"]:
         block = {**block, "name": str(block.get("name") or "unnamed")}
     arguments = block.get("input")
     if not isinstance(arguments, dict):

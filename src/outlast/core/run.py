@@ -13,6 +13,7 @@ Rules
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime, timedelta
@@ -302,7 +303,9 @@ def to_row(entry: Entry) -> tuple[str, str, str | None]:
     body: dict[str, Any] = {}
     for name, _, default in _BODY[kind]:
         value = getattr(entry, name)
-        if value is default or (isinstance(value, Mapping | tuple) and not value and default is not None):
+        if name == "format":
+            pass  # always written: where it is missing, today's number would be read into an old journal
+        elif value is default or (isinstance(value, Mapping | tuple) and not value and default is not None):
             continue
         body[name] = iso(value) if isinstance(value, datetime) else value
     return kind, codec.encode(body), meta
@@ -312,6 +315,8 @@ def from_row(kind: str, body: str, meta: str | None, *, by: str | None = None, e
     """The entry as any reader sees it. Raises codec.Unstorable where the row is broken or of a kind that this version does not know."""
     value = codec.decode(body)
     extra: dict[str, Any] = {"by": by, "entry_id": entry_id, "at": at, "meta": codec.decode(meta) if meta else None}
+    if not isinstance(extra["meta"], dict | None):
+        raise codec.Unstorable("$", f"the meta of a {kind} must be an object")
     cls = KINDS.get(kind)
     if cls is None:
         raise codec.Unstorable("$", f"unknown kind of entry {kind!r}: written by a newer version?")
@@ -320,21 +325,55 @@ def from_row(kind: str, body: str, meta: str | None, *, by: str | None = None, e
     if cls is MessageAdded:
         if value.get("role") not in ("user", "assistant", "system") or not isinstance(value.get("content"), str | list):
             raise codec.Unstorable("$", "a message needs a role and a content")
+        for n, call in enumerate(m.tool_uses(value)):
+            if not (isinstance(call.get("id"), str) and isinstance(call.get("name"), str) and isinstance(call.get("input"), dict)):
+                raise codec.Unstorable(f"$.content: tool_use {n}", "a call needs an id, a name and an input object")
         return MessageAdded(value, **extra)
-    given = {name: _read(value[name], hint) for name, hint, _ in _BODY[kind] if name in value}
+    given = {name: _read(value[name], hint, f"$.{name}") for name, hint, _ in _BODY[kind] if name in value}
     try:
         return cls(**given, **extra)
     except TypeError as e:
         raise codec.Unstorable("$", f"{kind}: {e}") from None
 
 
-def _read(value: Json, hint: str) -> Any:
-    if value is not None and hint.startswith("datetime"):
-        try:
-            return datetime.fromisoformat(value)
-        except (TypeError, ValueError):
-            raise codec.Unstorable("$", f"not an instant: {value!r}") from None
+_JSON_TYPES: dict[str, tuple[type, ...]] = {"int": (int,), "bool": (bool,), "Mapping": (dict,), "Sequence": (list,)}
+
+
+def _read(value: Json, hint: str, path: str) -> Any:
+    """A field of a body, checked: what a hand or a bug wrote into a row is found here, not somewhere in a decision."""
+    if hint == "Json" or (value is None and hint.endswith("| None")):
+        return value
+    if hint.startswith("datetime"):
+        return _instant(value, path)
+    outer = re.split(r"[\[ ]", hint, maxsplit=1)[0]
+    if type(value) not in _JSON_TYPES.get(outer, (str, list) if "Sequence" in hint else (str,)):
+        raise codec.Unstorable(path, f"must be {hint}, not {type(value).__name__}")
+    if hint.startswith("Sequence[str") and not all(isinstance(v, str) for v in value):
+        raise codec.Unstorable(path, "must be a list of texts")
+    if "Sequence[Mapping" in hint and isinstance(value, list) and not all(isinstance(v, dict) for v in value):
+        raise codec.Unstorable(path, "must be a list of objects")
+    if path == "$.rungs":
+        for n, rung in enumerate(value):
+            _check_rung(rung, f"{path}[{n}]")
     return value
+
+
+def _check_rung(rung: Mapping[str, Any], path: str) -> None:
+    remind_at = rung.get("remind_at", [])
+    if not isinstance(remind_at, list) or not isinstance(rung.get("rule"), dict | None):
+        raise codec.Unstorable(path, "a rung needs a rule and a list of instants")
+    for at in ([] if rung.get("deadline") is None else [rung["deadline"]]) + remind_at:
+        _instant(at, path)
+
+
+def _instant(value: Json, path: str) -> datetime:
+    try:
+        at = datetime.fromisoformat(value)
+    except (TypeError, ValueError):
+        raise codec.Unstorable(path, f"not an instant: {value!r}") from None
+    if at.tzinfo is None:
+        raise codec.Unstorable(path, f"an instant without a time zone: {value!r}")
+    return at
 
 
 def stored(entry: Entry) -> Entry:
@@ -358,6 +397,8 @@ class History(Sequence[m.Message]):
 
     def plus(self, message: m.Message) -> History:
         items, ids = self._items, self._ids
+        if len(items) > self._n and items[self._n] is message:  # folded once more, for the inbox: the same future
+            return History(items, self._n + 1, ids)
         if len(items) != self._n:  # someone else grew the shared list: another future of the same past
             items, ids = items[: self._n], set(ids)
         items.append(message)
@@ -488,6 +529,7 @@ class Run:
     model_error: str | None = None
     cut_in_a_row: int = 0
     paused_in_a_row: int = 0
+    container: str | None = None  # that the last answer ran in: the next request names it
     corrections: int = 0  # answers sent back because they were not of the output's type
 
     def call(self, call_id: str | None) -> Call | None:
@@ -528,7 +570,9 @@ def apply(run: Run, entry: Entry) -> Run:
                 call_id, started=entry, attempts=entry.attempt, may_act_until=entry.may_act_until, doubt=None, checked=False, retry_at=None,
                 first_started_at=(call and call.first_started_at) or entry.at, effect=(call and call.effect) or entry.effect, key=entry.key)  # fmt: skip
         case CallSkipped(call_id):
-            return run.with_call(call_id, started=None)
+            call = run.call(call_id)
+            first = call.first_started_at if call and call.attempts > 1 else None
+            return run.with_call(call_id, started=None, first_started_at=first)
         case CallFailed(call_id):
             call = run.call(call_id)
             attempts = (call.attempts + (call.started is None)) if call else 1  # an intent has counted itself
@@ -541,7 +585,9 @@ def apply(run: Run, entry: Entry) -> Run:
             return replace(run, calls=tuple(replace(c, may_act_until=entry.may_act_until) if c.id in entry.call_ids else c for c in run.calls))
         case CallFinished(call_id):
             call = run.call(call_id)
-            return run.with_call(call_id, result=entry, gates=_closed(call.gates) if call else ())
+            if call is None or call.result is not None:  # the first result stands
+                return run
+            return run.with_call(call_id, result=entry, gates=_closed(call.gates))
         case LateResult(call_id):
             run = run.with_call(call_id, late=entry)
             gate = (call := run.call(call_id)) and call.gate("verification")
@@ -553,7 +599,7 @@ def apply(run: Run, entry: Entry) -> Run:
                 run, agent=entry.agent, agent_version=entry.agent_version, tags=entry.tags, started=entry.at, started_by=entry.by,
                 parent_run_id=entry.parent_run_id, parent_call_id=entry.parent_call_id)  # fmt: skip
         case TextSent():
-            return replace(run, queued=(*run.queued, entry), ended=None, model_failures=0, retry_at=None, model_error=None)
+            return replace(_revived(run) if run.ended else run, queued=(*run.queued, entry))
         case ModelFailed():
             return replace(run, model_failures=entry.attempt, retry_at=entry.retry_at, model_error=entry.why)
         case ModelCallLost():
@@ -561,8 +607,7 @@ def apply(run: Run, entry: Entry) -> Run:
         case VersionChanged():
             return replace(run, agent_version=entry.agent_version, code=entry.code)
         case RetryAsked():
-            gates = tuple(g for g in run.gates if g.outcome not in ("rejected", "expired"))
-            return replace(run, ended=None, model_failures=0, retry_at=None, model_error=None, cut_in_a_row=0, paused_in_a_row=0, gates=gates)
+            return _revived(run)
         case RunEnded():
             return replace(run, ended=entry, retry_at=None, gates=_closed(run.gates))
         case RunCancelled():
@@ -573,11 +618,20 @@ def apply(run: Run, entry: Entry) -> Run:
             return run
 
 
+def _revived(run: Run) -> Run:
+    """Taken up again after its end, by a text or by retry: what ended it is forgotten, or it would end at once again."""
+    gates = tuple(g for g in run.gates if g.outcome not in ("rejected", "expired"))
+    return replace(
+        run, ended=None, model_failures=0, retry_at=None, model_error=None, cut_in_a_row=0, paused_in_a_row=0, corrections=0, gates=gates)  # fmt: skip
+
+
 def _answered(run: Run, entry: MessageAdded) -> Run:
     meta = entry.meta or {}
-    usage = meta.get("usage") or {}
+    usage = meta.get("usage")
     calls = tuple(Call(b["id"], b["name"], b.get("input") or {}) for b in m.tool_uses(entry.message))
     reason = meta.get("stop_reason")
+    if not isinstance(reason, str | None):
+        reason = codec.canonical(reason)  # unknown, and shown as it came
     return replace(
         run,
         messages=run.messages.plus(entry.message),
@@ -589,6 +643,7 @@ def _answered(run: Run, entry: MessageAdded) -> Run:
         output_tokens=run.output_tokens + _count(usage, "output_tokens"),
         cache_read_tokens=run.cache_read_tokens + _count(usage, "cache_read_input_tokens"),
         cache_write_tokens=run.cache_write_tokens + _count(usage, "cache_creation_input_tokens"),
+        container=(meta.get("container") or {}).get("id") or run.container if isinstance(meta.get("container"), Mapping) else run.container,
         model_failures=0,
         retry_at=None,
         model_error=None,
@@ -597,8 +652,8 @@ def _answered(run: Run, entry: MessageAdded) -> Run:
     )
 
 
-def _count(usage: Mapping[str, Any], name: str) -> int:
-    value = usage.get(name)
+def _count(usage: Any, name: str) -> int:
+    value = usage.get(name) if isinstance(usage, Mapping) else None
     return value if isinstance(value, int) and value > 0 else 0
 
 
@@ -609,7 +664,9 @@ def _gate(run: Run, entry: Entry) -> Run:
         case GateOpened():
             call = run.call(entry.call_id)
             events = run.events
-            run = run.with_call(entry.call_id, gates=(*(call.gates if call else ()), Gate(entry)))
+            if call is None:
+                return run
+            run = run.with_call(entry.call_id, gates=(*call.gates, Gate(entry)))
             early = next((e for e in events if entry.kind == "event" and e.name == (entry.args or {}).get("event")), None)
             if early is None:
                 return run
@@ -629,7 +686,8 @@ def _gate(run: Run, entry: Entry) -> Run:
                 return replace(run, events=(*run.events, entry))
             return _change(run, gate.opened.gate_id, outcome="arrived", closed=entry)
         case ChildFinished(call_id):
-            return _change(run, f"run:{call_id}", outcome="arrived", closed=entry)
+            spent = replace(run, input_tokens=run.input_tokens + entry.input_tokens, output_tokens=run.output_tokens + entry.output_tokens)
+            return _change(spent, f"run:{call_id}", outcome="arrived", closed=entry)
     return run
 
 

@@ -47,7 +47,7 @@ class ToolPolicy:
     key: Callable[[Mapping[str, Any]], str] | None = None
     key_ttl: timedelta | None = None
     has_check: bool = False
-    child: bool = False  # answered by a run of its own
+    child: str | None = None  # the agent whose own run answers it
     schema_digest: str = ""
 
     @property
@@ -141,12 +141,19 @@ def next_step(run: Run, policy: Policy, now: datetime, in_flight: Collection[str
         now: the store's clock, as its last answer gave it.
         in_flight: ids of the calls that this holder is running at this moment.
     """
+    step = _next(run, policy, now, in_flight)
+    if isinstance(step, Wait) and policy.limits.then == "fail" and (end := _wall_end(run, policy)) and now < end:
+        return replace(step, until=min(step.until, end) if step.until else end)
+    return step
+
+
+def _next(run: Run, policy: Policy, now: datetime, in_flight: Collection[str]) -> Step:
     if run.ended and not run.calls:
         return Finish(run.ended.status, run.ended.reason)
     if run.ended:
         return Settle(closing(run, "not run"))
     if run.calls and run.stop_reason != m.TOOL_USE:
-        return _not_to_run(run)
+        return _not_to_run(run, policy)
     if not in_flight and (over := _wall(run, policy, now)):
         return over
     if run.calls:
@@ -218,16 +225,17 @@ def _texts(run: Run) -> list[dict[str, Any]]:
     return [block for sent in run.queued for block in m.blocks({"content": sent.content})]
 
 
-def _not_to_run(run: Run) -> Settle:
+def _not_to_run(run: Run, policy: Policy) -> Settle:
     """An answer with calls that did not end in `tool_use`: none of them is run, each is answered."""
     cut = run.stop_reason == m.CUT
     why = "The answer was cut off at max_tokens, nothing was run. Ask again." if cut else "not run"
     results = _answers(run, why, "refused")
     answered = (*results, _message(run, results))
-    if run.stop_reason in m.GOES_ON or (cut and run.cut_in_a_row <= MAX_CUTS):
+    if run.stop_reason in m.GOES_ON or (cut and run.cut_in_a_row <= MAX_CUTS) or (run.queued and not cut):
         return Settle(answered)
     if run.stop_reason in m.FINISHED:
-        return Settle((*answered, r.RunEnded("done")))
+        problem = policy.output_problem(run.messages[-1])
+        return Settle((*answered, r.RunEnded("failed", f"the answer is not of the output's type: {problem}") if problem else r.RunEnded("done")))
     reason = f"the answer was cut off at max_tokens {run.cut_in_a_row} times in a row" if cut else _stopped(run)
     return Settle((*answered, r.RunEnded("failed", reason)))
 
@@ -243,23 +251,26 @@ def _answers(run: Run, why: str, how: str) -> tuple[r.CallFinished, ...]:
     return tuple(out)
 
 
-def _message(run: Run, results: Iterable[r.CallFinished], *, queued: bool = True) -> r.MessageAdded:
+def _message(run: Run, results: Iterable[r.CallFinished]) -> r.MessageAdded:
     new = {f.call_id: f for f in results}
     blocks = [_block(call, new.get(call.id) or call.result) for call in run.calls]
-    return r.MessageAdded(m.results_message(blocks, _texts(run) if queued else ()))
+    return r.MessageAdded(m.results_message(blocks, _texts(run)))
 
 
 def _block(call: Call, finished: r.CallFinished | None) -> dict[str, Any]:
     assert finished is not None, call.id
-    return m.tool_result(call.id, finished.content, is_error=finished.is_error)
+    content = finished.content
+    if finished.is_error and not content:
+        content = "failed, no reason given"  # an error without content is refused
+    return m.tool_result(call.id, content, is_error=finished.is_error)
 
 
 def closing(run: Run, why: str, how: str = "cancelled") -> tuple[r.Entry, ...]:
-    """What answers every open call of a run that is over, so that its history stays valid."""
+    """What answers every open call of a run that is over, so that its history stays valid. Queued texts come with it, or they were lost."""
     if not run.calls:
         return ()
     results = _answers(run, why, how)
-    return (*results, _message(run, results, queued=False))
+    return (*results, _message(run, results))
 
 
 # ---- limits ---------------------------------------------------------------------------------------------------------------
@@ -267,10 +278,13 @@ def closing(run: Run, why: str, how: str = "cancelled") -> tuple[r.Entry, ...]:
 
 def _wall_end(run: Run, policy: Policy) -> datetime | None:
     wall = policy.limits.wall
+    if wall is None or run.started is None:
+        return None
     granted = run.granted.get("wall")
-    if isinstance(granted, int | float):
-        wall = max(wall, timedelta(seconds=granted)) if wall else None
-    return run.started + wall if wall is not None and run.started else None
+    try:
+        return run.started + (max(wall, timedelta(seconds=granted)) if isinstance(granted, int | float) else wall)
+    except OverflowError:  # later than any instant: no limit
+        return None
 
 
 def _wall(run: Run, policy: Policy, now: datetime) -> Settle | None:
@@ -302,7 +316,8 @@ def _limits(run: Run, policy: Policy, now: datetime) -> Settle | Wait | None:
         top = max(limit, granted) if isinstance(granted, int | float) else limit
         if used < top:
             continue
-        reason = f"limit of {top:g} {unit} reached" if name != "wall" else f"limit of {g.duration(timedelta(seconds=top))} reached"
+        amount = f"{top} {unit}" if name != "wall" else g.duration(timedelta(seconds=top))  # exact: 1000000 tokens, not 1e+06
+        reason = f"limit of {amount} reached"
         if policy.limits.then == "fail":
             return Settle((r.RunEnded("failed", reason),))
         args = {"limit": name, "used": used, "raise_to": max(top + limit, used + limit)}
@@ -333,14 +348,11 @@ def _batch(run: Run, policy: Policy, now: datetime, in_flight: Collection[str]) 
     steps = [(c, _call(run, c, policy, now)) for c in open_calls if c.id not in in_flight]
     if entries := tuple(e for _, s in steps if isinstance(s, Settle) for e in s.entries):
         return Settle(entries)
-    ready = _startable(run, [s for _, s in steps if isinstance(s, RunCall)], in_flight)[: max(policy.parallel_calls - len(in_flight), 0)]
+    ready = _startable(run, policy, [s for _, s in steps if isinstance(s, RunCall)], in_flight)[: max(policy.parallel_calls - len(in_flight), 0)]
     if ready:
         return RunCalls(tuple(ready))
     waits = [s for _, s in steps if isinstance(s, Wait)]
     until = min((w.until for w in waits if w.until), default=None)
-    end = _wall_end(run, policy)
-    if end and now < end and policy.limits.then == "fail":
-        until = min(until, end) if until else end
     if in_flight or not waits:
         return Wait("running", f"{m.plural(len(in_flight), 'call')} running", until)
     first = min(waits, key=lambda w: STATUS_ORDER.index(w.status))
@@ -348,8 +360,8 @@ def _batch(run: Run, policy: Policy, now: datetime, in_flight: Collection[str]) 
     return Wait(first.status, first.reason, until, needs)
 
 
-def _startable(run: Run, ready: Sequence[RunCall], in_flight: Collection[str]) -> list[RunCall]:
-    """An at-most-once call waits for every earlier one of its batch that is begun and unanswered."""
+def _startable(run: Run, policy: Policy, ready: Sequence[RunCall], in_flight: Collection[str]) -> list[RunCall]:
+    """An at-most-once call waits for every earlier one of its batch that is begun and unanswered, or just about to begin."""
     wanted = {c.call_id: c for c in ready}
     out: list[RunCall] = []
     blocked = False
@@ -358,7 +370,8 @@ def _startable(run: Run, ready: Sequence[RunCall], in_flight: Collection[str]) -
         if mine and not (blocked and mine.effect == "at_most_once" and not mine.check):
             out.append(mine)
             blocked = blocked or mine.intent or mine.check
-        blocked = blocked or call.begun
+        tool = policy.tools.get(call.name)
+        blocked = blocked or call.begun or (call.id in in_flight and (tool is None or tool.intent))
     return out
 
 
@@ -371,20 +384,42 @@ def _call(run: Run, call: Call, policy: Policy, now: datetime) -> _OneCall:
         return Settle((r.CallFinished(call.id, g.refusal(approval), is_error=True, how="refused"),))
     if (event := call.gate("event")) or (event := call.gate("run")):
         return _answered_from_outside(call, event, now)
-    if call.begun:
+    forgets_at = _forgets_at(call, tool)
+    if call.begun or _asked_what_happened(call) or (forgets_at and now >= forgets_at):
         return _in_doubt(run, call, tool, policy, now)
     if call.retry_at and now < call.retry_at:
-        return Wait("waiting_for_timer", f"{call.name} is tried again at {r.iso(call.retry_at)}", call.retry_at)
+        until = min(call.retry_at, forgets_at) if forgets_at else call.retry_at
+        return Wait("waiting_for_timer", f"{call.name} is tried again at {r.iso(call.retry_at)}", until)
     if tool is None:
-        return Wait("waiting_for_code", f"no worker knows the tool {call.name!r}", None, f"tool:{call.name}")
-    if why := tool.problem(call.allowed):
-        needs = f"schema:{call.name}:{tool.schema_digest}"
-        return Wait("waiting_for_code", f"the arguments saved for {call.name} no longer fit its schema: {why}", None, needs)
+        return _no_code(call)
+    if changed := _schema_changed(call, tool, forgets_at):
+        return changed
     if approval is None and tool.gate and not call.waived:
         if tool.gate.conditional and not _must_ask(tool, call.allowed):
             return Settle((r.GateWaived(call.id),))
         return Settle((open_approval(call, tool.gate, now, guarded=policy.guarded),))
+    if tool.child:
+        args = {"run_id": f"{run.id}:{call.id}", "agent": tool.child, "task": call.allowed.get("task")}
+        return Settle((r.GateOpened(f"run:{call.id}", "run", call.id, call.name, codec.digest(args), noun="run", args=args),))
     return _run(run, call, tool)
+
+
+def _no_code(call: Call) -> Wait:
+    return Wait("waiting_for_code", f"no worker knows the tool {call.name!r}", None, f"tool:{call.name}")
+
+
+def _schema_changed(call: Call, tool: ToolPolicy, forgets_at: datetime | None) -> Wait | None:
+    """Arguments that were valid when they were saved and no longer are."""
+    why = _problem(tool, call.allowed)
+    needs = f"schema:{call.name}:{tool.schema_digest}"
+    return Wait("waiting_for_code", f"the arguments saved for {call.name} no longer fit its schema: {why}", forgets_at, needs) if why else None
+
+
+def _problem(tool: ToolPolicy, args: Mapping[str, Any]) -> str | None:
+    try:
+        return tool.problem(args)
+    except Exception as e:  # noqa: BLE001 - a person's validator: arguments that make it stumble are not valid
+        return f"{type(e).__name__}: {e}"
 
 
 def _must_ask(tool: ToolPolicy, args: Mapping[str, Any]) -> bool:
@@ -394,8 +429,17 @@ def _must_ask(tool: ToolPolicy, args: Mapping[str, Any]) -> bool:
         return True
 
 
-def _run(run: Run, call: Call, tool: ToolPolicy, *, check: bool = False) -> RunCall:
-    key = call.key or (tool.key(call.allowed) if tool.key else f"{run.id}:{call.id}")
+def _run(run: Run, call: Call, tool: ToolPolicy, *, check: bool = False) -> RunCall | Settle:
+    key: Any = call.key or f"{run.id}:{call.id}"
+    if call.key is None and tool.key:
+        try:
+            key = tool.key(call.allowed)
+        except Exception as e:  # noqa: BLE001 - a person's function: without a key the call is surely not run
+            why = f"{call.name} was not run: no key could be made of its arguments ({type(e).__name__}: {e})"
+            return Settle((r.CallFinished(call.id, why, is_error=True, how="refused"),))
+        if not isinstance(key, str) or not key:
+            why = f"{call.name} was not run: its key must be a text that is not empty, not {key!r}"
+            return Settle((r.CallFinished(call.id, why, is_error=True, how="refused"),))
     effect = tool.effect if call.effect is None else call.effect
     return RunCall(call.id, call.name, call.allowed, key, effect, call.attempts + 1, tool.intent or effect == "at_most_once", check)
 
@@ -414,11 +458,14 @@ def _gate_id(call: Call, kind: r.GateKind) -> str:
 
 def _in_doubt(run: Run, call: Call, tool: ToolPolicy | None, policy: Policy, now: datetime) -> _OneCall:
     """Begun, and no result. What the receiver dedupes is made again; a check looks first; then only a person can say."""
-    if call.effect == "idempotent" and call.doubt is None and not _forgotten(call, tool, now):
+    forgets_at = _forgets_at(call, tool)
+    asked = _asked_what_happened(call)  # once a person was asked, it is the person who says
+    forgotten = forgets_at is not None and now >= forgets_at
+    if call.effect == "idempotent" and call.doubt is None and not forgotten and not asked:
         if tool is None:
-            return Wait("waiting_for_code", f"no worker knows the tool {call.name!r}", None, f"tool:{call.name}")
-        return _run(run, call, tool)
-    if tool and tool.has_check and not call.checked and call.effect == "at_most_once":
+            return _no_code(call)
+        return _schema_changed(call, tool, forgets_at) or _run(run, call, tool)
+    if not asked and tool and tool.has_check and not call.checked and call.effect == "at_most_once":
         if call.may_act_until and now < call.may_act_until:
             return Wait("waiting_for_timer", f"an earlier attempt of {call.name} may still act until {r.iso(call.may_act_until)}", call.may_act_until)
         return _run(run, call, tool, check=True)
@@ -433,9 +480,17 @@ def _in_doubt(run: Run, call: Call, tool: ToolPolicy | None, policy: Policy, now
     return Settle((r.CallFinished(call.id, "outcome unknown, not repeated", is_error=True, how="unknown"),))
 
 
-def _forgotten(call: Call, tool: ToolPolicy | None, now: datetime) -> bool:
-    """Past its key's time the receiver would take the same key for a new request."""
-    return bool(tool and tool.key_ttl and call.first_started_at and now > call.first_started_at + tool.key_ttl)
+def _asked_what_happened(call: Call) -> bool:
+    """Is there a verification that is open, or answered with something else than "run again"?"""
+    gate = call.gate("verification")
+    return gate is not None and gate.outcome != "run_again"
+
+
+def _forgets_at(call: Call, tool: ToolPolicy | None) -> datetime | None:
+    """From then on the receiver would take the same key for a new request: no attempt is repeated by a machine."""
+    if call.result or not tool or not tool.key_ttl or not call.first_started_at or call.effect != "idempotent":
+        return None
+    return call.first_started_at + tool.key_ttl
 
 
 def _happened(call: Call, gate: Gate) -> r.CallFinished:
@@ -523,6 +578,6 @@ def _impossible(call: Mapping[str, Any], meta: Mapping[str, Any], policy: Policy
         return f"There is no tool {call['name']!r}. Known tools: {', '.join(sorted(policy.tools)) or 'none'}."
     if malformed := meta.get("malformed", {}).get(call["id"]):
         return f"{call['name']} was not run: {malformed['problem']}."
-    if why := tool.problem(call["input"]):
+    if why := _problem(tool, call["input"]):
         return f"{call['name']} was not run, its arguments are invalid: {why}"
     return None
