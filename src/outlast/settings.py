@@ -54,10 +54,8 @@ class StoreURL:
 # ---- each setting ---------------------------------------------------------------------------------------------------------
 
 
-def store(argument: str | os.PathLike[str] | None = None, *, flag: str | None = None) -> StoreURL:
-    """The store to use. A path that the file names is relative to the file, any other to the current directory."""
-    if flag:
-        return parse_store(flag, origin="--store")
+def store(argument: str | os.PathLike[str] | None = None) -> StoreURL:
+    """The store to use; `--store` comes as the argument. A path that the file names is relative to the file, not to this directory."""
     if argument is not None:
         return parse_store(argument, origin="store")
     if value := os.environ.get("OUTLAST_STORE"):
@@ -146,7 +144,8 @@ def _number(flag: float | None, flag_name: str, variable: str, default: float, *
         except ValueError:
             raise UsageError(f"{variable} is {text!r}: it must be a {'whole ' if whole else ''}number") from None
     if not least <= value <= most:
-        raise UsageError(f"{origin} is {value:g}: it must be at least {least:g}" + (f" and at most {most:g}" if most < float("inf") else ""))
+        at_most = f" and at most {most:g}" if most < float("inf") else ""
+        raise UsageError(f"{origin} is {value:g}: it must be at least {least:g}{at_most}")
     return value
 
 

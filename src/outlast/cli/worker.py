@@ -1,0 +1,85 @@
+"""`worker`: drive every run that can go on, until told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import os
+import signal
+from datetime import timedelta
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from outlast import settings
+from outlast.cli import render, values
+from outlast.cli.options import Options, command
+from outlast.cli.target import opened
+from outlast.errors import UsageError
+
+if TYPE_CHECKING:
+    from outlast import Outlast
+
+log = logging.getLogger("outlast.worker")
+
+
+def register(cli: typer.Typer) -> None:
+    command(cli, "worker")(worker)
+
+
+def worker(
+    options: Options,
+    *,
+    app_name: Annotated[str | None, typer.Argument(metavar="[APP]", help="MODULE:ATTR, as --app")] = None,
+    concurrency: Annotated[int | None, typer.Option("--concurrency", metavar="N", help="runs at once; default 10")] = None,
+    agent: Annotated[list[str] | None, typer.Option("--agent", metavar="A", help="only runs of this agent; may be repeated")] = None,
+    grace: Annotated[str | None, typer.Option("--grace", metavar="DURATION", help="for running steps at the end; default 25s")] = None,
+    health_port: Annotated[int | None, typer.Option("--health-port", metavar="N", help="serve /livez and /readyz there")] = None,
+    until_idle: Annotated[bool, typer.Option("--until-idle", help="end when every unfinished run waits")] = False,
+) -> int:
+    """Drive runs. The first SIGTERM or Ctrl-C lets running steps end (exit code 0), the second stops at once."""
+    if app_name is not None:
+        if options.app is not None:
+            raise UsageError("the app is named twice: by --app and as APP")
+        options = dataclasses.replace(options, app=app_name)
+    at_once = settings.concurrency(concurrency)
+    patience = settings.grace(values.duration(grace, "--grace") if grace is not None else None)
+    port = settings.health_port(health_port)
+    with opened(options, need_agents=True) as app:
+        if unknown := sorted(set(agent or ()) - {a.name for a in app.agents}):
+            raise UsageError(f"this app has no agent {unknown[0]!r}: it has {', '.join(sorted(a.name for a in app.agents))}")
+        asyncio.run(works(app, concurrency=at_once, agents=agent or [], grace=patience, until_idle=until_idle, port=port))
+    return 0
+
+
+async def works(app: Outlast, *, concurrency: int, agents: list[str], grace: timedelta, until_idle: bool, port: int | None) -> None:
+    """`app.work` as a task that signals cancel, which drains it, with the health pages beside it."""
+    task = asyncio.create_task(app.work(concurrency=concurrency, agents=agents, until_idle=until_idle, grace=grace))
+    asked_to_end = False
+
+    def asked(signum: signal.Signals) -> None:
+        nonlocal asked_to_end
+        if asked_to_end:
+            render.say(f"outlast: second {signum.name}, stopping now; what was saved stands", err=True)
+            os._exit(128 + signum)  # no clean-up: a dead process's leases are over at once
+        asked_to_end = True
+        log.info("%s: no new runs are taken, running steps have %gs to end", signum.name, grace.total_seconds())
+        task.cancel()
+
+    loop = asyncio.get_running_loop()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, asked, signum)
+    async with contextlib.AsyncExitStack() as stack:
+        if port is not None:
+            from outlast.cli.health import serving
+
+            served = await stack.enter_async_context(serving(app, port, ending=lambda: asked_to_end))
+            log.info("health pages on port %d", served)
+        try:
+            await task
+        except asyncio.CancelledError:
+            if not asked_to_end:
+                raise
+    log.info("stopped" if asked_to_end else "idle: every unfinished run waits")
