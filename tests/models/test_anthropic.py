@@ -234,6 +234,17 @@ def test_error_statuses(status: int, retryable: bool, client_of: ClientOf) -> No
     assert error.hint in str(error)
 
 
+@pytest.mark.parametrize("key", ["sk-ant-api03-SECRET", "a-proxys-own-SECRET"])
+@pytest.mark.parametrize("echoed", ["the clients own", "sk-ant-another-SECRET"])
+def test_a_key_that_the_provider_echoes_is_not_repeated(key: str, echoed: str, client_of: ClientOf) -> None:
+    said = key if echoed == "the clients own" else echoed
+    for fault in (Fault(401, message=f"invalid: {said}."), Garbage(f"<html>{said}", status=502), ErrorInStream(message=said)):
+        with FakeMessagesAPI([fault]) as api:
+            error = failure(api, lambda url: client_of(url).copy(api_key=key))
+        assert "SECRET" not in str(error)
+        assert "[key]" in str(error)
+
+
 @pytest.mark.parametrize(
     "headers,wait",
     [
@@ -405,19 +416,19 @@ def test_an_async_client_in_a_second_event_loop_is_told_apart_from_a_dead_networ
 def test_an_answer_nobody_waits_for_is_let_go(client_of: ClientOf) -> None:
     slow = Slow("Hello, Priya. All is well.", after=6)
 
-    async def go(url: str) -> list[str]:
-        pieces: list[str] = []
+    pieces: list[str] = []
+
+    async def go(url: str) -> int:
         task = asyncio.ensure_future(Anthropic("m", client=client_of(url))(ModelRequest(messages=[USER], emit=pieces.append)))
         await asyncio.to_thread(slow.arrived.wait, 10)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        before = len(pieces)
         slow.release.set()
-        return pieces[before:]
+        return len(pieces)
 
     with FakeMessagesAPI([slow]) as api:
-        assert asyncio.run(go(api.url)) == []
+        assert asyncio.run(go(api.url)) == len(pieces), "the loop's end waited for its threads, and nothing came any more"
 
 
 def test_importing_the_adapter_loads_no_sdk() -> None:
@@ -431,6 +442,7 @@ START: dict[str, Any] = {
     "type": "message_start",
     "message": {"role": "assistant", "content": [], "usage": {"input_tokens": 3, "output_tokens": 1}},
 }
+STOP: dict[str, Any] = {"type": "message_stop"}
 BLOCK: dict[str, Any] = {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}
 
 
@@ -438,12 +450,13 @@ BLOCK: dict[str, Any] = {"type": "content_block_start", "index": 0, "content_blo
     "events",
     [
         [],
+        [STOP],
         [START],
-        [BLOCK],
-        [START, START],
-        [START, {**BLOCK, "index": 1}],
-        [START, {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "x"}}],
-        [START, BLOCK, {"type": "content_block_delta", "index": 0, "delta": {"type": "new_delta", "x": 1}}],
+        [BLOCK, STOP],
+        [START, START, STOP],
+        [START, {**BLOCK, "index": 1}, STOP],
+        [START, {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "x"}}, STOP],
+        [START, BLOCK, {"type": "content_block_delta", "index": 0, "delta": {"type": "new_delta", "x": 1}}, STOP],
         [START, BLOCK, {"type": "message_delta", "delta": {"stop_reason": "end_turn"}}],
     ],
 )
@@ -453,6 +466,13 @@ def test_events_that_make_no_message(events: list[dict[str, Any]]) -> None:
         for event in events:
             answer.add(event)
         answer.message()
+
+
+def test_the_rows_above_fail_by_what_they_show() -> None:
+    answer = Answer()
+    for event in [START, BLOCK, STOP]:
+        answer.add(event)
+    assert answer.message()["content"] == [{"type": "text", "text": ""}]
 
 
 def test_null_counts_do_not_replace_and_unknown_events_are_passed_over() -> None:

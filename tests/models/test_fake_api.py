@@ -423,3 +423,10 @@ def test_a_stream_is_the_same_message() -> None:
         "message_delta",
         "message_stop",
     } == set(names)
+
+
+def test_the_wire_is_utf_8_with_nothing_escaped() -> None:
+    from outlast.testing.sse import dumps
+
+    assert dumps("é\u2028🦉") == '"é\u2028🦉"'.encode()
+    assert dumps("\ud800") == b'"\\ud800"'

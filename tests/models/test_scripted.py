@@ -76,9 +76,10 @@ def test_an_async_function_is_awaited() -> None:
 
 
 def test_nobody_can_change_the_script() -> None:
-    model = ScriptedModel([[CALL]])
-    ask(model)["content"][0]["input"]["a"] = "changed"
-    assert ask(model)["content"] == [CALL]
+    for turn in ([{**CALL, "input": {"a": 1}}], {"content": [{**CALL, "input": {"a": 1}}]}):
+        model = ScriptedModel([turn])
+        ask(model)["content"][0]["input"]["a"] = "changed"
+        assert ask(model)["content"] == [{**CALL, "input": {"a": 1}}]
 
 
 def test_a_function_may_raise() -> None:
