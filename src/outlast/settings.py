@@ -23,6 +23,7 @@ from outlast.errors import UsageError
 DEFAULT_STORE = "sqlite:///outlast.db"
 DEFAULT_SCHEMA = "outlast"
 DEFAULT_CONCURRENCY = 10  # runs at once in one worker
+NO_MOST = 1e9  # whatever is counted or waited for here, this is more than anybody means; and it keeps infinities out
 DEFAULT_GRACE = timedelta(seconds=25)  # below the 30 s that Docker and Kubernetes wait between SIGTERM and SIGKILL
 FILE_KEYS = ("store", "app", "engine", "log_level", "log_format")
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
@@ -132,7 +133,7 @@ def _one_of(found: Found | None, allowed: tuple[str, ...]) -> str | None:
 
 
 def _number(flag: float | None, flag_name: str, variable: str, default: float, *, whole: bool = True, least: float = 0,
-            most: float = float("inf")) -> float:  # fmt: skip
+            most: float = NO_MOST) -> float:  # fmt: skip
     value, origin = flag, flag_name
     if value is None:
         text = os.environ.get(variable)
@@ -144,7 +145,7 @@ def _number(flag: float | None, flag_name: str, variable: str, default: float, *
         except ValueError:
             raise UsageError(f"{variable} is {text!r}: it must be a {'whole ' if whole else ''}number") from None
     if not least <= value <= most:
-        at_most = f" and at most {most:g}" if most < float("inf") else ""
+        at_most = f" and at most {most:g}" if most < NO_MOST else ""
         raise UsageError(f"{origin} is {value:g}: it must be at least {least:g}{at_most}")
     return value
 
@@ -220,7 +221,9 @@ def parse_store(value: str | os.PathLike[str], *, origin: str = "store", folder:
 def _sqlite_url(text: str, origin: str, folder: Path | None) -> StoreURL:
     rest = text.removeprefix("sqlite://")
     if not rest.startswith("/") or rest == "/" or "\0" in rest:
-        raise UsageError(f"{origin} names no file: {text!r}", hint="three slashes and a relative path, or four: sqlite:////var/lib/agent.db")
+        raise UsageError(
+            f"{origin} names no file: {text!r}", hint="three slashes and a relative path, or four: sqlite:////var/lib/agent.db"
+        )
     if "?" in rest:
         raise UsageError(f"{origin} has options after '?', and SQLite stores take none: {text!r}")
     return _sqlite(rest[1:], folder)
