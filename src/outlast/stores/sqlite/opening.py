@@ -1,0 +1,295 @@
+"""Opening a file: ours, new, or refused and left as it is.
+
+Rules
+1. Nothing is opened for writing before the file's own bytes say that it is ours or empty: a text, a damaged file, somebody else's tables
+   stay untouched byte for byte.
+2. A new file is made with mode 0600 before SQLite opens it; -wal and -shm take its mode.
+3. WAL and synchronous=FULL are set and read back: with less, the last commits are lost with the power.
+4. A migration looks at the version again inside BEGIN IMMEDIATE: any number of processes may open a new file at once.
+5. A reader never makes a file; on read-only media it reads without locks.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import stat
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn, TypeVar
+from urllib.parse import quote
+
+import apsw
+
+from outlast.errors import OutlastError, SchemaTooNew, StoreError, UsageError
+from outlast.stores import sql
+from outlast.stores.sqlite.failures import speaking, translated
+
+MEMORY = ":memory:"
+APPLICATION_ID = 0x6F75746C  # "outl": in the header of every file of ours
+MIGRATIONS = sql.migrations("outlast.stores.sqlite")
+SCHEMA = len(MIGRATIONS)
+TABLES = frozenset({"run", "entry", "gate", "notice"})
+WAL_PAGES = 500  # 2 MB, then a checkpoint; more only makes readers and recovery slower
+
+_HEADER = b"SQLite format 3\0"
+_T = TypeVar("_T")
+
+
+def writer(path: str, busy_s: float, point: Callable[[str], None]) -> apsw.Connection:
+    """The connection that writes: file made if need be, schema brought up to date."""
+    if path != MEMORY and _is_new(path):
+        _create(path)
+    db = connect(path, busy_s)
+    try:
+        _prepare(db, path, busy_s, point)
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def connect(path: str, busy_s: float) -> apsw.Connection:
+    """A connection to a file that is there and was found to be ours."""
+    with speaking(path):
+        db = apsw.Connection(path, flags=apsw.SQLITE_OPEN_READWRITE | (apsw.SQLITE_OPEN_CREATE if path == MEMORY else 0))
+        if path != MEMORY and db.readonly("main"):
+            db.close()
+            raise StoreError(f"{path}: the file cannot be written by this user", hint=f"chmod u+w {path}, or run as its owner")
+        db.set_busy_timeout(int(busy_s * 1000))
+        return db
+
+
+def reader(path: str, busy_s: float) -> apsw.Connection:
+    """A connection that never changes anything, for commands that only read."""
+    if _is_new(path):
+        raise StoreError(f"{path}: there is no store here", hint="start a run first, or name the store with --store")
+    wal = _size(f"{path}-wal")
+    try:
+        db = apsw.Connection(path, flags=apsw.SQLITE_OPEN_READONLY)
+        db.set_busy_timeout(int(busy_s * 1000))
+        version = _version(db)
+    except (apsw.CantOpenError, apsw.ReadOnlyError, apsw.IOError) as e:
+        if wal:
+            raise StoreError(
+                f"{path}: cannot be read here: its last commits stand in {path}-wal, and beside them nothing can be written ({e})",
+                hint="copy the file and its -wal to a place that can be written, and read them there") from e  # fmt: skip
+        with speaking(path):
+            db = apsw.Connection(f"file:{quote(path)}?immutable=1", flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
+            version = _version(db)
+    except apsw.Error as e:
+        raise translated(e, path) from e
+    _judge_version(path, version)
+    if version < SCHEMA:
+        db.close()
+        raise StoreError(
+            f"{path}: its schema is version {version}, this program reads {SCHEMA}" if version else f"{path}: there is no store in this file yet",
+            hint="outlast store migrate")  # fmt: skip
+    return db
+
+
+# ---- what the file is, before SQLite may write to it -------------------------------------------------------------------------
+
+
+def _is_new(path: str) -> bool:
+    """Is there nothing yet? Refuses, untouched, what is no store of ours."""
+    file = Path(path)
+    try:
+        found = file.stat()
+    except FileNotFoundError:
+        if not file.parent.is_dir():
+            raise StoreError(f"{path}: the directory {file.parent} does not exist", hint=f"mkdir -p {file.parent}") from None
+        _no_orphan_wal(path, "the file is gone, and its -wal is still there")
+        return True
+    except OSError as e:
+        raise StoreError(f"{path}: {e.strerror}", hint="look at the path and its rights") from e
+    if stat.S_ISDIR(found.st_mode):
+        raise StoreError(f"{path}: is a directory, not a file", hint=f"name a file in it: {file / 'outlast.db'}")
+    if not stat.S_ISREG(found.st_mode):
+        raise StoreError(f"{path}: is not a regular file", hint="name a file")
+    if found.st_size == 0:
+        _no_orphan_wal(path, "the file is empty, and its -wal is not")
+        return True
+    try:
+        with file.open("rb") as f:
+            header = f.read(100)
+    except OSError as e:
+        raise StoreError(f"{path}: {e.strerror}", hint=f"give this user the right to read it: chmod u+rw {path}") from e
+    if not header.startswith(_HEADER):
+        damaged = not header.strip(b"\0") or _size(f"{path}-wal")
+        raise StoreError(
+            f"{path}: is not an SQLite database{' any more: its first page is damaged' if damaged else ''}; it was left as it is",
+            hint="restore a backup, keeping this file and its -wal" if damaged else "name another file with --store")  # fmt: skip
+    if int.from_bytes(header[68:72], "big") != APPLICATION_ID:
+        _refuse_foreign(path)
+    return False
+
+
+def _no_orphan_wal(path: str, what: str) -> None:
+    if _size(f"{path}-wal"):
+        raise StoreError(f"{path}: {what}: it may hold commits; both were left as they are", hint=f"restore the file, or move {path}-wal away")
+
+
+def _refuse_foreign(path: str) -> None:
+    """Without our mark in its header: another program's file, or one of ours whose first commits still stand in the -wal."""
+    with speaking(path):
+        if _size(f"{path}-wal"):
+            db = apsw.Connection(path, flags=apsw.SQLITE_OPEN_READONLY)
+        else:  # nothing but the file: read it without making a -shm
+            db = apsw.Connection(f"file:{quote(path)}?immutable=1", flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
+        try:
+            db.set_busy_timeout(1000)
+            [(mark,)] = db.execute("PRAGMA application_id").fetchall()
+            if mark != APPLICATION_ID:
+                _refuse_tables(path, _foreign(db, ours=False))
+        except apsw.BusyError:
+            return  # somebody is just making it: the migration looks again, under its lock
+        finally:
+            db.close()
+
+
+def _foreign(db: apsw.Connection, *, ours: bool) -> list[str]:
+    """What is in the schema and not ours: in a file of ours the tables, in any other everything."""
+    rows = db.execute("SELECT type, name FROM sqlite_master WHERE name NOT LIKE 'sqlite~_%' ESCAPE '~' ORDER BY rowid").fetchall()
+    return [name for kind, name in rows if not ours or (kind == "table" and name not in TABLES)]
+
+
+def _refuse_tables(path: str, foreign: list[str]) -> None:
+    if foreign:
+        raise UsageError(
+            f"{path}: holds tables of another program ({', '.join(foreign[:5])}{', …' if len(foreign) > 5 else ''}); it was left as it is",
+            hint="give the store a file of its own: --store sqlite:///outlast.db")  # fmt: skip
+
+
+def _create(path: str) -> None:
+    """Mode 0600 from the first moment on; another process may have been faster."""
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
+    except FileExistsError:
+        return
+    except OSError as e:
+        raise StoreError(f"{path}: cannot be made: {e.strerror}", hint=f"give this user the right to write {Path(path).parent}, or name another store") from e
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size  # noqa: PTH116 - a string, and called for every opening
+    except OSError:
+        return 0
+
+
+# ---- the schema ------------------------------------------------------------------------------------------------------------------
+
+
+def _prepare(db: apsw.Connection, path: str, busy_s: float, point: Callable[[str], None]) -> None:
+    _judge_version(path, patiently(lambda: _version(db), path, busy_s))
+    if path != MEMORY:
+        mode = patiently(lambda: _pragma(db, "journal_mode"), path, busy_s)
+        if mode != "wal":  # the first of many at once: this statement does not wait as long as others do
+            mode = patiently(lambda: _pragma(db, "journal_mode = wal"), path, busy_s)
+        if mode != "wal":
+            raise StoreError(f"{path}: WAL cannot be switched on (journal mode is {mode})", hint="put the file on a local disk")
+    configure(db, path)
+    version = patiently(lambda: _version(db), path, busy_s)
+    if version < SCHEMA:
+        patiently(lambda: _migrate(db, path, point), path, busy_s)
+    else:
+        with speaking(path):
+            _refuse_tables(path, _foreign(db, ours=True))
+
+
+def configure(db: apsw.Connection, path: str) -> None:
+    """What a connection that writes must be set to; read back, since SQLite ignores what it does not know."""
+    with speaking(path):
+        for pragma in ("synchronous = full", "fullfsync = 1", f"wal_autocheckpoint = {WAL_PAGES}", "mmap_size = 0"):
+            db.execute(f"PRAGMA {pragma}").fetchall()
+        if (level := _pragma(db, "synchronous")) != 2:
+            raise StoreError(f"{path}: synchronous is {level} and cannot be set to FULL")
+
+
+def _migrate(db: apsw.Connection, path: str, point: Callable[[str], None]) -> None:
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        version = _version(db)  # again: another process may have been faster
+        _judge_version(path, version)
+        if version == 0:
+            _refuse_tables(path, _foreign(db, ours=False))
+        for number, statements in enumerate(MIGRATIONS[version:], version + 1):
+            db.execute(statements)
+            db.execute(f"PRAGMA user_version = {number}")
+            db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        point("commit.before")
+        db.execute("COMMIT")
+    except BaseException:
+        if db.in_transaction:
+            db.execute("ROLLBACK")
+        raise
+    point("commit.after")
+
+
+def _version(db: apsw.Connection) -> int:
+    [(version,)] = db.execute("PRAGMA user_version").fetchall()
+    return int(version)
+
+
+def _judge_version(path: str, version: int) -> None:
+    if version > SCHEMA:
+        raise SchemaTooNew(
+            f"{path}: its schema is version {version}, this program knows up to {SCHEMA}; it was left as it is", hint="update outlast, or use the newer worker")
+
+
+def _pragma(db: apsw.Connection, what: str) -> str | int:
+    rows = db.execute(f"PRAGMA {what}").fetchall()
+    value = rows[0][0] if rows else ""
+    assert isinstance(value, str | int)
+    return value
+
+
+# ---- waiting for a lock ------------------------------------------------------------------------------------------------------------
+
+
+class Patience:
+    """Waits between tries for a lock, by chance and growing: at first 0.2 to 2 ms, so that of several processes none is starved.
+
+    SQLite's own busy handler sleeps in steps of up to 100 ms: with four writing processes one then got a thousandth of another's commits.
+    """
+
+    __slots__ = ("_event", "_limit", "_top")
+
+    def __init__(self, busy_s: float) -> None:
+        self._limit = time.monotonic() + busy_s
+        self._top = 0.002  # seconds
+        self._event: threading.Event | None = None
+
+    def wait(self) -> bool:
+        """False once the time is over."""
+        left = self._limit - time.monotonic()
+        if left <= 0:
+            return False
+        self._event = self._event or threading.Event()
+        self._event.wait(min(random.uniform(self._top / 10, self._top), left))  # noqa: S311 - jitter, no secret
+        self._top = min(self._top * 1.3, 0.05)
+        return True
+
+
+def patiently(act: Callable[[], _T], path: str, busy_s: float) -> _T:
+    """Do it, again while another process holds the lock, until `busy_s` is over. What SQLite raises comes out as one of ours."""
+    patience = Patience(busy_s)
+    while True:
+        try:
+            return act()
+        except apsw.BusyError as e:
+            if not patience.wait():
+                _give_up(e, path, busy_s)
+        except apsw.Error as e:
+            raise translated(e, path) from e
+
+
+def _give_up(error: apsw.Error, path: str, busy_s: float) -> NoReturn:
+    raise locked(error, path, busy_s) from error
+
+
+def locked(error: apsw.Error, path: str, busy_s: float) -> OutlastError:
+    return translated(error, path, what=f"waited {busy_s:g} s")

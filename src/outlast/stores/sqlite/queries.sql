@@ -1,0 +1,209 @@
+-- Every statement of the SQLite store. A query is opened by its name between dashes; {name} puts in the text of an earlier one.
+
+-- ---- starting and taking runs ---------------------------------------------------------------------------------------------
+
+-- start --
+INSERT INTO run (run_id, agent, agent_version, status, entries, seq, wake_at, driver, tags, started_by, parent_run_id, parent_call_id,
+                 input_digest, format, created_at, updated_at)
+VALUES (:run_id, :agent, :agent_version, 'running', :entries, :seq, :now, :driver, :tags, :started_by, :parent_run_id, :parent_call_id,
+        :input_digest, :format, :now, :now)
+ON CONFLICT (run_id) DO NOTHING RETURNING run_no
+
+-- take --
+UPDATE run SET fence = fence + 1, nonce = :nonce, attempts = attempts + (lease_owner IS NOT NULL), lease_owner = :owner, lease_until = :until,
+       lease_boot = :boot, lease_until_at = :until_at
+ WHERE run_no = :run_no
+RETURNING run_no, run_id, agent, fence, attempts
+
+-- due --
+SELECT wake_at, run_no, lease_owner IS NOT NULL FROM run INDEXED BY run_due
+ WHERE driver = :driver AND agent = :agent AND wake_at <= :now AND lease_owner IS NULL
+ ORDER BY wake_at LIMIT :limit
+
+-- parked_for --
+SELECT updated_at, run_no, 0 FROM run INDEXED BY run_parked
+ WHERE driver = :driver AND agent = :agent AND needs = :needs AND lease_owner IS NULL
+ ORDER BY updated_at LIMIT :limit
+
+-- over --  held, and the lease is over
+SELECT lease_until, run_no, 1 FROM run INDEXED BY run_held
+ WHERE driver = :driver AND agent = :agent AND lease_until <= :boot_now AND lease_owner IS NOT NULL
+ ORDER BY lease_until LIMIT :limit
+
+-- parked --
+SELECT DISTINCT agent, needs FROM run INDEXED BY run_parked
+ WHERE driver = :driver AND agent = :agent AND needs IS NOT NULL AND lease_owner IS NULL
+
+-- holder --  a loose scan: the next distinct pair
+SELECT lease_boot, lease_owner FROM run INDEXED BY run_holders
+ WHERE lease_owner IS NOT NULL AND (lease_boot, lease_owner) > (:boot, :owner)
+ ORDER BY lease_boot, lease_owner LIMIT 1
+
+-- still_held --
+SELECT 1 FROM run INDEXED BY run_holders WHERE lease_boot = :boot AND lease_owner = :owner AND lease_until > 0 LIMIT 1
+
+-- bury --
+UPDATE run SET lease_until = 0, lease_until_at = min(lease_until_at, :now)
+ WHERE lease_owner IS NOT NULL AND lease_boot = :boot AND lease_owner = :owner AND lease_until > 0
+RETURNING 1
+
+-- renew --
+UPDATE run SET lease_until = max(run.lease_until, :until), lease_until_at = max(run.lease_until_at, :until_at)
+  FROM json_each(:leases) l
+ WHERE run.run_no = l.value ->> 0 AND run.fence = l.value ->> 1 AND run.nonce = l.value ->> 2 AND run.lease_owner IS NOT NULL
+RETURNING run.run_no
+
+-- lengths --
+SELECT run_no, fence, entries FROM run WHERE run_no IN (SELECT value FROM json_each(:numbers))
+
+-- reclaim --  the nonce is random per claim: whoever knows it made the claim that stands, or its own reclaim whose answer was lost too
+UPDATE run SET fence = fence + 1, lease_owner = :owner, lease_until = :until, lease_boot = :boot, lease_until_at = :until_at
+ WHERE run_no = :run_no AND nonce = :nonce
+RETURNING fence
+
+-- ---- appending --------------------------------------------------------------------------------------------------------------
+
+-- advanced --
+entries = entries + :n, seq = :seq, agent_version = :agent_version, model_calls = :model_calls, input_tokens = :input_tokens,
+       output_tokens = :output_tokens, cache_read_tokens = :cache_read_tokens, cache_write_tokens = :cache_write_tokens, cost_usd = :cost_usd,
+       attempts = CASE WHEN :progress THEN 0 ELSE attempts END, updated_at = :now
+
+-- current --
+run_no = :run_no AND fence = :fence AND nonce = :nonce AND entries = :entries AND lease_owner IS NOT NULL
+
+-- advance_same --  the status stays and is not named: naming it would rewrite its index
+UPDATE run SET {advanced}
+ WHERE {current} AND status = :status AND reason IS :reason
+RETURNING lease_until
+
+-- advance --
+UPDATE run SET {advanced}, status = :status, reason = :reason
+ WHERE {current}
+RETURNING lease_until
+
+-- released --
+lease_owner = NULL, lease_until = NULL, lease_boot = NULL, lease_until_at = NULL, wake_at = :wake_at, needs = :needs
+
+-- release_same --
+UPDATE run SET {advanced}, {released}
+ WHERE {current} AND status = :status AND reason IS :reason
+RETURNING NULL
+
+-- release --
+UPDATE run SET {advanced}, {released}, status = :status, reason = :reason
+ WHERE {current}
+RETURNING NULL
+
+-- extend --
+UPDATE run SET lease_until = :until, lease_until_at = max(lease_until_at, :until_at) WHERE run_no = :run_no
+
+-- lease --
+SELECT fence, nonce, entries, lease_owner, lease_until_at FROM run WHERE run_no = :run_no
+
+-- add_entry --
+INSERT INTO entry (run_no, entry_no, seq, kind, at, fence, "by", entry_id, status, digest, meta, body) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+
+-- put_gate --
+INSERT INTO gate (run_no, gate_id, kind, call_id, tool, args, digest, text, role, level, deadline, next_at, closes_at, created_at, outcome,
+                  decided_at, decided_by, note, edited_args, guarded, seq)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (run_no, gate_id) DO UPDATE SET
+       args = excluded.args, digest = excluded.digest, text = excluded.text, role = excluded.role, level = excluded.level,
+       deadline = excluded.deadline, next_at = excluded.next_at, closes_at = excluded.closes_at, outcome = excluded.outcome,
+       decided_at = excluded.decided_at, decided_by = excluded.decided_by, note = excluded.note, edited_args = excluded.edited_args,
+       guarded = excluded.guarded, seq = excluded.seq
+
+-- add_notice --
+INSERT INTO notice (run_no, notice_id, target, gate_id, kind, text, next_try_at, created_at)
+VALUES (:run_no, :notice_id, :target, :gate_id, :kind, :text, :now, :now)
+ON CONFLICT (run_no, notice_id, target) DO NOTHING
+
+-- ---- from outside -----------------------------------------------------------------------------------------------------------
+
+-- seen --
+SELECT 1 FROM entry INDEXED BY entry_ids WHERE run_no = :run_no AND entry_id = :entry_id AND entry_id IS NOT NULL
+
+-- outside --
+UPDATE run SET entries = entries + :n, seq = :seq, updated_at = :now WHERE run_no = :run_no
+
+-- outside_status --
+UPDATE run SET status = :status, reason = :reason WHERE run_no = :run_no
+
+-- outside_wake --  a run that is taken up again after its end starts anew
+UPDATE run SET wake_at = :now, needs = NULL, attempts = CASE WHEN :again THEN 0 ELSE attempts END WHERE run_no = :run_no
+
+-- outside_fence --
+UPDATE run SET fence = fence + 1, nonce = NULL, lease_owner = NULL, lease_until = NULL, lease_boot = NULL, lease_until_at = NULL, wake_at = NULL
+ WHERE run_no = :run_no
+RETURNING fence
+
+-- ---- reading ----------------------------------------------------------------------------------------------------------------
+
+-- load --
+SELECT entry_no, seq, kind, body, meta, at, "by", entry_id, digest FROM entry
+ WHERE run_no = :run_no AND seq >= :since AND entry_no > :after
+ ORDER BY seq, entry_no
+
+-- journal --
+SELECT entry_no, seq, kind, body, meta, at, "by", entry_id, fence, status, digest FROM entry
+ WHERE run_no = :run_no AND seq >= :since AND entry_no > :after
+ ORDER BY seq, entry_no LIMIT :limit
+
+-- head_columns --
+r.run_no, r.run_id, r.agent, r.agent_version, r.status, r.reason, r.entries, r.seq, r.model_calls, r.input_tokens, r.output_tokens,
+       r.cache_read_tokens, r.cache_write_tokens, r.cost_usd, r.wake_at, r.driver, r.needs, r.lease_owner, r.lease_until, r.lease_until_at,
+       r.lease_boot, r.fence, r.attempts, r.tags, r.started_by, r.parent_run_id, r.parent_call_id, r.created_at, r.updated_at, r.input_digest
+
+-- head --
+SELECT {head_columns} FROM run r WHERE r.run_id = :run_id
+
+-- run_no --
+SELECT run_no FROM run WHERE run_id = :run_id
+
+-- has_tags --
+NOT EXISTS (SELECT 1 FROM json_each(:tags) w WHERE NOT EXISTS
+                      (SELECT 1 FROM json_each(r.tags) t WHERE t.key = w.key AND t.value = w.value))
+
+-- heads_where --
+(:status IS NULL OR r.status = :status) AND (:agent IS NULL OR r.agent = :agent) AND (:tags = '{}' OR {has_tags})
+   AND (r.created_at, r.run_id) < (:before_at, :before_id) AND r.created_at >= :since
+ ORDER BY r.created_at DESC, r.run_id DESC LIMIT :limit
+
+-- heads --
+SELECT {head_columns} FROM run r INDEXED BY run_created
+ WHERE {heads_where}
+
+-- heads_unfinished --
+SELECT {head_columns} FROM run r INDEXED BY run_unfinished
+ WHERE r.status <> 'done' AND r.status <> 'failed' AND r.status <> 'cancelled' AND {heads_where}
+
+-- heads_stuck --
+SELECT {head_columns} FROM run r INDEXED BY run_created
+ WHERE r.run_id IN (SELECT run_id FROM stuck) AND {heads_where}
+
+-- unfinished --
+SELECT run_id FROM run INDEXED BY run_unfinished
+ WHERE status <> 'done' AND status <> 'failed' AND status <> 'cancelled'
+ ORDER BY created_at, run_id
+
+-- pending_due --
+SELECT count(*), min(wake_at) FROM run INDEXED BY run_due
+ WHERE driver = :driver AND agent = :agent AND wake_at <= :until AND lease_owner IS NULL
+
+-- pending_held --
+SELECT count(*), min(lease_until_at) FROM run INDEXED BY run_held
+ WHERE driver = :driver AND agent = :agent AND lease_owner IS NOT NULL
+
+-- gate_columns --
+g.gate_id, g.kind, g.call_id, g.tool, g.args, g.digest, g.text, g.role, g.level, g.deadline, g.next_at, g.closes_at, g.created_at, g.outcome,
+       g.decided_at, g.decided_by, g.note, g.edited_args, g.guarded, g.seq, g.notified_at
+
+-- gates --
+SELECT {gate_columns} FROM gate g WHERE g.run_no = :run_no ORDER BY g.outcome IS NOT NULL, g.created_at, g.rowid
+
+-- inbox --
+SELECT {head_columns}, {gate_columns}
+  FROM gate g INDEXED BY gate_inbox JOIN run r ON r.run_no = g.run_no
+ WHERE g.outcome IS NULL AND g.kind IN ('approval', 'verification', 'budget')
+   AND (:role IS NULL OR g.role = :role) AND (:agent IS NULL OR r.agent = :agent) AND (:tags = '{}' OR {has_tags})
+ ORDER BY coalesce(g.deadline, 9223372036854775807), g.created_at, g.rowid LIMIT :limit

@@ -1,0 +1,105 @@
+"""Rows as values and values as rows: the one place that knows the order of columns."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+from outlast.core import codec
+from outlast.core.gate import GateRow
+from outlast.core.run import EPOCH, Entry, MessageAdded, from_row, instant, ms, to_row
+from outlast.errors import InvariantViolated
+from outlast.stores.base import Head, JournalRow, Place, chain, genesis
+
+HEAD = 30  # columns of `head_columns`
+Row = tuple[Any, ...]
+
+
+def maybe_ms(at: datetime | None) -> int | None:
+    return None if at is None else ms(at)
+
+
+def maybe_instant(value: int | None) -> datetime | None:
+    return None if value is None else instant(value)
+
+
+def head(row: Row, *, held: bool) -> Head:
+    return Head(
+        run_no=row[0], run_id=row[1], agent=row[2], agent_version=row[3], status=row[4], reason=row[5], entries=row[6], seq=row[7],
+        model_calls=row[8], input_tokens=row[9], output_tokens=row[10], cache_read_tokens=row[11], cache_write_tokens=row[12], cost_usd=row[13],
+        wake_at=maybe_instant(row[14]), driver=row[15], needs=row[16], lease_owner=row[17], lease_until=maybe_instant(row[19]), fence=row[21],
+        attempts=row[22], tags=json.loads(row[23]), started_by=row[24], parent_run_id=row[25], parent_call_id=row[26],
+        created_at=instant(row[27]), updated_at=instant(row[28]), held=held, input_digest=row[29])  # fmt: skip
+
+
+def lease(row: Row) -> tuple[str | None, int | None, str | None]:
+    """(owner, until by the boot clock, boot) of a head's row."""
+    return row[17], row[18], row[20]
+
+
+def gate(row: Row) -> tuple[GateRow, datetime | None]:
+    """A gate, and when somebody was first told."""
+    return GateRow(
+        gate_id=row[0], kind=row[1], call_id=row[2], tool=row[3], args=row[4], digest=row[5], text=row[6], role=row[7], level=row[8],
+        deadline=maybe_instant(row[9]), next_at=maybe_instant(row[10]), closes_at=maybe_instant(row[11]), created_at=instant(row[12]),
+        outcome=row[13], decided_at=maybe_instant(row[14]), decided_by=row[15], note=row[16], edited_args=row[17], guarded=bool(row[18]),
+        seq=row[19]), maybe_instant(row[20])  # fmt: skip
+
+
+def gate_values(run_no: int, g: GateRow) -> Row:
+    return (
+        run_no, g.gate_id, g.kind, g.call_id, g.tool, g.args, g.digest, g.text, g.role, g.level, maybe_ms(g.deadline), maybe_ms(g.next_at),
+        maybe_ms(g.closes_at), ms(g.created_at), g.outcome, maybe_ms(g.decided_at), g.decided_by, g.note, g.edited_args, int(g.guarded), g.seq)  # fmt: skip
+
+
+def journal(row: Row) -> JournalRow:
+    return JournalRow(
+        entry_no=row[0], seq=row[1], kind=row[2], body=row[3], meta=row[4], at=instant(row[5]), by=row[6], entry_id=row[7], fence=row[8],
+        status=row[9], digest=row[10])  # fmt: skip
+
+
+def entry(row: Row, run: str) -> Entry:
+    """An entry of a `load` row. A row that cannot be read stops its own run, and no other."""
+    try:
+        return from_row(row[2], row[3], row[4], by=row[6], entry_id=row[7], at=instant(row[5]))
+    except codec.Unstorable as e:
+        raise InvariantViolated(f"entry {row[0]} of run {run} cannot be read: {e}", hint="outlast store check", run_id=run) from e
+
+
+def entries(rows: Iterable[Row], run: str) -> list[Entry]:
+    return [entry(row, run) for row in rows]
+
+
+class Written:
+    """Entries as rows of `add_entry`, all but the run's number, made before the lock is taken: JSON, numbers, digests."""
+
+    __slots__ = ("_rows", "place", "start")
+
+    def __init__(self, run_id: str, start: Place, entries: Sequence[Entry], *, fence: int, status: str) -> None:
+        self.start = start
+        self._rows: list[Row] = []
+        number, seq, digest = start.entries, start.seq, start.digest or genesis(run_id)
+        for e in entries:
+            kind, body, meta = to_row(e)
+            number += 1
+            seq += isinstance(e, MessageAdded)
+            at = ms(e.at)
+            digest = chain(
+                digest, entry_no=number, seq=seq, kind=kind, at_ms=at, by=e.by, entry_id=e.entry_id, fence=fence, status=status, meta=meta,
+                body=body)  # fmt: skip
+            self._rows.append((number, seq, kind, at, fence, e.by, e.entry_id, status, digest, meta, body))
+        self.place = Place(number, seq, digest) if entries else start
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def rows(self, run_no: int) -> list[Row]:
+        return [(run_no, *row) for row in self._rows]
+
+
+def stamped(entries: Sequence[Entry], now: datetime) -> list[Entry]:
+    """Entries of a start or from outside get the store's instant where they carry none."""
+    return [replace(e, at=now) if e.at == EPOCH else e for e in entries]

@@ -1,0 +1,501 @@
+"""The store on SQLite: `base.Store` as transactions over one file.
+
+Rules
+1. Every write goes through the group commit queue; its first statement is the conditional one. Bodies are encoded before the lock is taken.
+2. Reads have connections of their own and never wait for the writer.
+3. Leases run on the machine's boot clock with its boot id (WAL means one machine); a lease of another boot, or of a process that is
+   provably dead, is over. Wall time is for deadlines and for people.
+4. What is due, over, parked or unfinished is found by partial indexes: a claim costs the same whatever the number of runs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import apsw
+
+from outlast.core.gate import GateRow
+from outlast.core.run import FORMAT, Entry, MessageAdded, Run, fold, instant, iso, ms
+from outlast.errors import InvariantViolated, LeaseLost, Refused, RunBusy, RunNotFound, StoreError
+from outlast.stores import owner as owners
+from outlast.stores import sql
+from outlast.stores.base import (
+    BUILT_IN,
+    ENDED,
+    Appended,
+    Batch,
+    Behind,
+    Head,
+    JournalRow,
+    Lease,
+    NewRun,
+    ParentEntry,
+    Place,
+    Plan,
+    Renewed,
+    RunFilter,
+    Tail,
+)
+from outlast.stores.sqlite import check, opening, rows
+from outlast.stores.sqlite.connections import Connections
+
+Q = sql.queries("outlast.stores.sqlite")
+_END_OF_TIME = 2**62  # ms; after every instant
+_PAGE = 500  # journal rows read at once
+_POLL_S = (0.01, 0.1)  # between two looks for other processes' commits: at first, at last
+
+
+def boot_ms() -> int:
+    """Milliseconds since this machine was started, sleep included: no wall clock moves it."""
+    clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+    return time.clock_gettime_ns(clock) // 1_000_000
+
+
+class SQLiteStore:
+    """Runs in one SQLite file (`:memory:` for one process only).
+
+    Args:
+        path: of the file; made with mode 0600 on first use, unless `read_only`.
+        clock: the wall clock; aware UTC.
+        boot_clock: ms since the machine was started.
+        boot: the id of this boot.
+        dead: is the process of that lease owner provably gone?
+        point: called as "commit.before" and "commit.after" around every COMMIT.
+        busy_s: how long a call waits for another process's lock; shorter than a lease.
+        read_only: never makes or changes a file; reads on read-only media too.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, clock: Callable[[], datetime] | None = None, boot_clock: Callable[[], int] | None = None,
+                 boot: Callable[[], str] = owners.boot_id, dead: Callable[[str], bool] = owners.provably_dead,
+                 point: Callable[[str], None] = lambda name: None, busy_s: float = 10, read_only: bool = False) -> None:  # fmt: skip
+        raw = os.fspath(path)
+        self.path = raw if raw == opening.MEMORY else os.path.abspath(raw)  # noqa: PTH100 - keeps symlinks, does no I/O beyond the cwd
+        self.url = f"sqlite:///{self.path}"
+        self._clock = clock
+        self._boot_clock = boot_clock or boot_ms
+        self._boot = boot
+        self._dead = dead
+        self._changed = threading.Condition()
+        self._own_commits = 0
+        self._files = Connections(self.path, read_only=read_only, busy_s=busy_s, point=point, committed=self._committed)
+
+    def now(self) -> datetime:
+        now = self._clock() if self._clock else datetime.now(UTC)
+        return now.replace(microsecond=now.microsecond // 1000 * 1000)
+
+    def close(self) -> None:
+        """Closes the file; a later call opens it again."""
+        self._files.close()
+
+    # ---- starting and taking runs ---------------------------------------------------------------------------------------------
+
+    def start(self, new: NewRun, *, owner: str | None = None, lease_s: float = 30) -> tuple[Head, Lease | None, bool]:
+        now = self.now()
+        written = self._first(new, now)
+
+        def work(db: apsw.Connection) -> tuple[Head, Lease | None, bool]:
+            run_no = self._create(db, new, written, now)
+            lease = self._take(db, run_no, owner, lease_s) if run_no is not None and owner else None
+            return self._head(db, new.run_id), lease, run_no is not None
+
+        return self._files.write(work)
+
+    @staticmethod
+    def _first(new: NewRun, now: datetime) -> rows.Written:
+        return rows.Written(new.run_id, Place(), rows.stamped(new.entries, now), fence=0, status="running")
+
+    @staticmethod
+    def _create(db: apsw.Connection, new: NewRun, written: rows.Written, now: datetime) -> int | None:
+        """The new run's number, or None where a run of that id is there."""
+        values = {
+            "run_id": new.run_id, "agent": new.agent, "agent_version": new.agent_version, "entries": written.place.entries, "seq": written.place.seq,
+            "driver": new.driver, "tags": _json(dict(new.tags)), "started_by": new.started_by, "parent_run_id": new.parent_run_id,
+            "parent_call_id": new.parent_call_id, "input_digest": new.input_digest, "format": FORMAT, "now": ms(now)}  # fmt: skip
+        made = db.execute(Q["start"], values).fetchall()
+        if not made:
+            return None
+        run_no = int(made[0][0])
+        db.executemany(Q["add_entry"], written.rows(run_no))
+        return run_no
+
+    def claim(self, owner: str, *, agents: Sequence[str], limit: int = 1, lease_s: float = 30, driver: str = BUILT_IN,
+              needs: Sequence[tuple[str, str]] = ()) -> list[Lease]:  # fmt: skip
+        def find(db: apsw.Connection, limit: int) -> list[int]:
+            return self._claimable(db, driver, agents, needs, limit)
+
+        if not self._files.read(lambda db: find(db, 1)):
+            return []
+        return self._files.write(lambda db: [self._take(db, run_no, owner, lease_s) for run_no in find(db, limit)])
+
+    def _claimable(self, db: apsw.Connection, driver: str, agents: Sequence[str], needs: Sequence[tuple[str, str]], limit: int) -> list[int]:
+        """Run numbers: due and parked ones by how long they wait, then those whose lease is over."""
+        at = {"driver": driver, "now": ms(self.now()), "boot_now": self._boot_clock(), "limit": limit}
+        due: list[Any] = []
+        for agent in agents:
+            due += db.execute(Q["due"], {**at, "agent": agent}).fetchall()
+        for agent, need in needs:
+            if agent in agents:
+                due += db.execute(Q["parked_for"], {**at, "agent": agent, "needs": need}).fetchall()
+        found = list(dict.fromkeys(run_no for _, run_no, _ in sorted(due)))[:limit]
+        if len(found) < limit:
+            over: list[Any] = []
+            for agent in agents:
+                over += db.execute(Q["over"], {**at, "agent": agent}).fetchall()
+            found += [run_no for _, run_no, _ in sorted(over)][: limit - len(found)]
+        return found
+
+    def _take(self, db: apsw.Connection, run_no: int, owner: str, lease_s: float, *, taken_over: bool | None = None) -> Lease:
+        now = self.now()
+        nonce = secrets.token_hex(8)
+        until = now + timedelta(seconds=lease_s)
+        values = {"run_no": run_no, "owner": owner, "nonce": nonce, **self._until(timedelta(seconds=lease_s), now)}
+        [(held,)] = db.execute("SELECT lease_owner IS NOT NULL FROM run WHERE run_no = ?", (run_no,)).fetchall()
+        [(_, run_id, agent, fence, attempts)] = db.execute(Q["take"], values).fetchall()
+        return Lease(
+            run_no=run_no, run_id=run_id, agent=agent, fence=fence, nonce=nonce, owner=owner, until=until, attempts=attempts, taken_over=bool(held))
+
+    def _until(self, length: timedelta, now: datetime) -> dict[str, Any]:
+        return {"until": self._boot_clock() + length // timedelta(milliseconds=1), "until_at": ms(now + length), "boot": self._boot()}
+
+    def claim_run(self, run_id: str, owner: str, *, lease_s: float = 30, driver: str | None = BUILT_IN) -> Lease:
+        def work(db: apsw.Connection) -> Lease:
+            head = self._head(db, run_id)
+            if driver is not None and head.driver != driver:
+                raise Refused(f"{run_id} is driven by {head.driver}", hint=f"outlast move {run_id} --to {driver}", run_id=run_id)
+            if head.held:
+                holder, until = head.lease_owner or "?", head.lease_until or self.now()
+                raise RunBusy(
+                    f"{run_id} is driven by {owners.short(holder)} until {iso(until)}", owner=holder, until=until, hint=f"outlast show {run_id}",
+                    run_id=run_id)  # fmt: skip
+            return self._take(db, head.run_no, owner, lease_s)
+
+        return self._files.write(work)
+
+    def parked(self, *, agents: Sequence[str], driver: str = BUILT_IN) -> list[tuple[str, str]]:
+        return self._files.read(
+            lambda db: [(a, n) for agent in agents for a, n in db.execute(Q["parked"], {"driver": driver, "agent": agent}).fetchall()])
+
+    def renew(self, leases: Sequence[Lease], *, lease_s: float = 30) -> list[Renewed]:
+        if not leases:
+            return []
+        ours = _json([[lease.run_no, lease.fence, lease.nonce] for lease in leases])
+        numbers = _json([lease.run_no for lease in leases])
+
+        def work(db: apsw.Connection) -> list[Renewed]:
+            until = self._until(timedelta(seconds=lease_s), self.now())
+            held = {n for (n,) in db.execute(Q["renew"], {"leases": ours, "until": until["until"], "until_at": until["until_at"]}).fetchall()}
+            there = {n: (fence, entries) for n, fence, entries in db.execute(Q["lengths"], {"numbers": numbers}).fetchall()}
+            return [Renewed(lease.run_id, lease.run_no in held, *there.get(lease.run_no, (0, 0))) for lease in leases]
+
+        return self._files.write(work)
+
+    def reap(self) -> int:
+        boot = self._boot()
+
+        def holders(db: apsw.Connection) -> list[tuple[str, str]]:
+            found: list[tuple[str, str]] = []
+            last = ("", "")
+            while step := db.execute(Q["holder"], {"boot": last[0], "owner": last[1]}).fetchall():
+                last = (str(step[0][0]), str(step[0][1]))
+                found.append(last)
+            return found
+
+        gone = [(b, o) for b, o in self._files.read(holders) if b != boot or self._dead(o)]
+        gone = [(b, o) for b, o in gone if self._files.read(lambda db, b=b, o=o: db.execute(Q["still_held"], {"boot": b, "owner": o}).fetchall())]
+        if not gone:
+            return 0
+        now = ms(self.now())
+        return self._files.write(lambda db: sum(len(db.execute(Q["bury"], {"boot": b, "owner": o, "now": now}).fetchall()) for b, o in gone))
+
+    def reclaim(self, lease: Lease, *, lease_s: float = 30) -> Lease:
+        def work(db: apsw.Connection) -> Lease:
+            now = self.now()
+            length = timedelta(seconds=lease_s)
+            values = {"run_no": lease.run_no, "nonce": lease.nonce, "owner": lease.owner, **self._until(length, now)}
+            found = db.execute(Q["reclaim"], values).fetchall()
+            if not found:
+                raise self._lost(db, lease)
+            return replace(lease, fence=int(found[0][0]), until=now + length)
+
+        return self._files.write(work)
+
+    # ---- writing --------------------------------------------------------------------------------------------------------------
+
+    def append(self, lease: Lease, place: Place, batch: Batch, *, now: datetime) -> Appended | Behind:
+        ready = _Ready(self, lease, place, batch, now)
+
+        def work(db: apsw.Connection) -> Appended | Behind:
+            if self._advance(db, lease, place, ready):
+                self._write(db, ready)
+                return Appended(ready.written.place)
+            self._present(db, lease)
+            others, end = self._tail(db, lease.run_no, lease.run_id, place)
+            return Behind(others, end)
+
+        return self._files.write(work)
+
+    def append_locked(self, lease: Lease, place: Place, plan: Callable[[Sequence[Entry], Place], Batch], *, now: datetime) -> tuple[Appended, Sequence[Entry]]:  # fmt: skip
+        def work(db: apsw.Connection) -> tuple[Appended, Sequence[Entry]]:
+            self._present(db, lease)
+            others, end = self._tail(db, lease.run_no, lease.run_id, place)
+            ready = _Ready(self, lease, end, plan(others, end), now)
+            if not self._advance(db, lease, end, ready):
+                raise InvariantViolated(f"the journal of {lease.run_id} changed under its own lock", run_id=lease.run_id)
+            self._write(db, ready)
+            return Appended(ready.written.place), others
+
+        return self._files.write(work)
+
+    @staticmethod
+    def _advance(db: apsw.Connection, lease: Lease, place: Place, ready: _Ready) -> bool:
+        """The conditional update: true where the lease is current and the journal as long as the writer saw it."""
+        kind = "release" if ready.batch.head.release else "advance"
+        found = db.execute(Q[f"{kind}_same"], ready.values).fetchall() or db.execute(Q[kind], ready.values).fetchall()
+        if found and ready.extend and found[0][0] is not None and found[0][0] < ready.extend["until"]:
+            db.execute(Q["extend"], {"run_no": lease.run_no, "until": ready.extend["until"], "until_at": ready.extend["until_at"]})
+        return bool(found)
+
+    def _write(self, db: apsw.Connection, ready: _Ready) -> None:
+        """All that an append carries beside the head."""
+        run_no, batch = ready.lease.run_no, ready.batch
+        db.executemany(Q["add_entry"], ready.written.rows(run_no))
+        _put_gates(db, run_no, batch.gates)
+        for notice in batch.notices:
+            values = {"notice_id": notice.notice_id, "target": notice.target, "gate_id": notice.gate_id, "kind": notice.kind, "text": notice.text}
+            db.execute(Q["add_notice"], {"run_no": run_no, "now": ms(ready.now), **values})
+        for child, written in ready.children:
+            self._create(db, child, written, ready.now)
+        if batch.parent:
+            self._tell(db, batch.parent)
+
+    def _tell(self, db: apsw.Connection, entry: ParentEntry) -> None:
+        """An entry for another run of this store; one that is no longer there (erased, moved) cannot be told."""
+        if db.execute(Q["run_no"], {"run_id": entry.run_id}).fetchall():
+            self._outside(db, entry.run_id, entry.plan, None)
+
+    def _present(self, db: apsw.Connection, lease: Lease) -> None:
+        """Is the lease current? Raises LeaseLost."""
+        found = db.execute(Q["lease"], {"run_no": lease.run_no}).fetchall()
+        if not found or (found[0][0], found[0][1]) != (lease.fence, lease.nonce) or found[0][3] is None:
+            raise self._lost(db, lease)
+
+    @staticmethod
+    def _lost(db: apsw.Connection, lease: Lease) -> LeaseLost:
+        found = db.execute(Q["lease"], {"run_no": lease.run_no}).fetchall()
+        if not found:
+            return LeaseLost(f"{lease.run_id} is no longer there", run_id=lease.run_id)
+        fence, _, _, holder, until = found[0]
+        who = f"is held by {owners.short(holder)} until {iso(instant(until))}" if holder else "was released or cancelled"
+        return LeaseLost(f"{lease.run_id} {who} (fence {fence}, ours {lease.fence})", hint=f"outlast show {lease.run_id}", run_id=lease.run_id)
+
+    @staticmethod
+    def _tail(db: apsw.Connection, run_no: int, run_id: str, after: Place, since_seq: int = 0) -> tuple[list[Entry], Place]:
+        values = {"run_no": run_no, "since": max(after.seq, since_seq), "after": after.entries}
+        found = db.execute(Q["load"], values).fetchall()
+        if not found:
+            return [], after
+        number, seq, digest = found[-1][0], found[-1][1], found[-1][8]
+        return rows.entries(found, run_id), Place(number, seq, digest)
+
+    # ---- from outside ---------------------------------------------------------------------------------------------------------
+
+    def outside(self, run_id: str, plan: Plan, *, entry_id: str | None = None) -> tuple[Head, Any, bool]:
+        def work(db: apsw.Connection) -> tuple[Head, Any, bool]:
+            value, written = self._outside(db, run_id, plan, entry_id)
+            return self._head(db, run_id), value, written
+
+        return self._files.write(work)
+
+    def _outside(self, db: apsw.Connection, run_id: str, plan: Plan, entry_id: str | None) -> tuple[Any, bool]:
+        head = self._head(db, run_id)
+        key = {"run_no": head.run_no}
+        if entry_id is not None and db.execute(Q["seen"], {**key, "entry_id": entry_id}).fetchall():
+            return None, False
+        before, place = self._since_message(db, head)
+        now = self.now()
+        out = plan(Tail(head, before, [g for g, _ in self._gates(db, head.run_no)], now))
+        if not out.entries:
+            return out.value, False
+        entries = rows.stamped(out.entries, now)
+        if entry_id is not None and all(e.entry_id != entry_id for e in entries):
+            entries[0] = replace(entries[0], entry_id=entry_id)
+        if out.fence:
+            db.execute(Q["outside_fence"], key).fetchall()
+        status = out.status or head.status
+        written = rows.Written(run_id, place, entries, fence=0, status=status)
+        db.execute(Q["outside"], {**key, "n": len(written), "seq": written.place.seq, "now": ms(now)})
+        if status != head.status or (out.status is not None and out.reason != head.reason):
+            db.execute(Q["outside_status"], {**key, "status": status, "reason": out.reason})
+        if out.wake and not out.fence:
+            db.execute(Q["outside_wake"], {**key, "now": ms(now), "again": head.status in ENDED})
+        db.executemany(Q["add_entry"], written.rows(head.run_no))
+        _put_gates(db, head.run_no, out.gates)
+        for child in out.children:
+            self._tell(db, child)
+        return out.value, True
+
+    def _since_message(self, db: apsw.Connection, head: Head) -> tuple[Run, Place]:
+        """The run folded from its last message on, and the journal's end."""
+        found = db.execute(Q["load"], {"run_no": head.run_no, "since": head.seq, "after": 0}).fetchall()
+        if not found:
+            raise InvariantViolated(f"run {head.run_id} has no entries", hint="outlast store check", run_id=head.run_id)
+        starts = found[0][2] == MessageAdded.__name__
+        run = Run(
+            head.run_id, agent=head.agent, agent_version=head.agent_version, tags=head.tags, started_by=head.started_by,
+            parent_run_id=head.parent_run_id, parent_call_id=head.parent_call_id, entries=found[0][0] - 1, seq=head.seq - starts)  # fmt: skip
+        return fold(run, rows.entries(found, head.run_id)), Place(found[-1][0], found[-1][1], found[-1][8])
+
+    # ---- reading --------------------------------------------------------------------------------------------------------------
+
+    def load(self, run_no: int, *, after: Place = Place(), since_seq: int = 0) -> tuple[list[Entry], Place]:  # noqa: B008 - a frozen value
+        return self._files.read(lambda db: self._tail(db, run_no, f"number {run_no}", after, since_seq))
+
+    def head(self, run_id: str) -> Head:
+        return self._files.read(lambda db: self._head(db, run_id))
+
+    def _head(self, db: apsw.Connection, run_id: str) -> Head:
+        found = db.execute(Q["head"], {"run_id": run_id}).fetchall()
+        if not found:
+            raise RunNotFound(f"there is no run {run_id!r} in {self.url}", hint="outlast runs", run_id=run_id)
+        return self._as_heads(found)[0]
+
+    def _as_heads(self, found: Sequence[rows.Row]) -> list[Head]:
+        boot, boot_now = self._boot(), self._boot_clock()
+        dead: dict[str, bool] = {}
+
+        def held(row: rows.Row) -> bool:
+            who, until, of_boot = rows.lease(row)
+            if who is None or until is None or until <= boot_now or of_boot != boot:
+                return False
+            if who not in dead:
+                dead[who] = self._dead(who)
+            return not dead[who]
+
+        return [rows.head(row, held=held(row)) for row in found]
+
+    def heads(self, where: RunFilter) -> list[Head]:
+        unfinished = where.unfinished or (where.status is not None and where.status not in ENDED)
+        query = Q["heads_stuck" if where.stuck else "heads_unfinished" if unfinished else "heads"]
+        values = {
+            "status": where.status, "agent": where.agent, "tags": _json(dict(where.tags)), "since": ms(where.since) if where.since else -_END_OF_TIME,
+            "limit": where.limit, "before_at": _END_OF_TIME, "before_id": ""}  # fmt: skip
+
+        def work(db: apsw.Connection) -> list[Head]:
+            if where.before is not None:
+                last = self._head(db, where.before)
+                values.update(before_at=ms(last.created_at), before_id=last.run_id)
+            return self._as_heads(db.execute(query, values).fetchall())
+
+        return self._files.read(work)
+
+    def unfinished(self) -> list[str]:
+        return self._files.read(lambda db: [run_id for (run_id,) in db.execute(Q["unfinished"]).fetchall()])
+
+    def pending(self, *, agents: Sequence[str], driver: str = BUILT_IN, within: timedelta = timedelta(seconds=60)) -> tuple[int, datetime | None]:
+        until = ms(self.now() + within)
+
+        def work(db: apsw.Connection) -> tuple[int, datetime | None]:
+            counts = [
+                db.execute(Q[query], {"driver": driver, "agent": agent, "until": until}).fetchall()[0]
+                for agent in agents for query in ("pending_due", "pending_held")]  # fmt: skip
+            instants = [at for _, at in counts if at is not None]
+            return sum(n for n, _ in counts), instant(min(instants)) if instants else None
+
+        return self._files.read(work)
+
+    def gates(self, run_id: str) -> list[tuple[GateRow, datetime | None]]:
+        return self._files.read(lambda db: self._gates(db, self._head(db, run_id).run_no))
+
+    @staticmethod
+    def _gates(db: apsw.Connection, run_no: int) -> list[tuple[GateRow, datetime | None]]:
+        return [rows.gate(row) for row in db.execute(Q["gates"], {"run_no": run_no}).fetchall()]
+
+    def inbox(self, *, role: str | None, agent: str | None, tags: Mapping[str, str], limit: int) -> list[tuple[Head, GateRow, datetime | None]]:
+        values = {"role": role, "agent": agent, "tags": _json(dict(tags)), "limit": limit}
+
+        def work(db: apsw.Connection) -> list[tuple[Head, GateRow, datetime | None]]:
+            found = db.execute(Q["inbox"], values).fetchall()
+            heads = self._as_heads([row[: rows.HEAD] for row in found])
+            return [(head, *rows.gate(row[rows.HEAD :])) for head, row in zip(heads, found, strict=True)]
+
+        return self._files.read(work)
+
+    def journal(self, run_id: str, *, after: int = 0, limit: int | None = None) -> Iterator[JournalRow]:
+        run_no = self.head(run_id).run_no
+        return self._pages(run_no, after, limit)
+
+    def _pages(self, run_no: int, after: int, limit: int | None) -> Iterator[JournalRow]:
+        since = 0
+        while limit is None or limit > 0:
+            values = {"run_no": run_no, "since": since, "after": after, "limit": min(_PAGE, limit if limit is not None else _PAGE)}
+            page = self._files.read(lambda db, values=values: db.execute(Q["journal"], values).fetchall())
+            yield from map(rows.journal, page)
+            if len(page) < values["limit"]:
+                return
+            after, since = page[-1][0], page[-1][1]
+            limit = None if limit is None else limit - len(page)
+
+    def wait_for_change(self, seen: int | None, timeout_s: float) -> int:
+        end = time.monotonic() + timeout_s
+        pause, last = _POLL_S
+        while True:
+            with self._changed:
+                own = self._own_commits
+            version = self._files.version()
+            left = end - time.monotonic()
+            if seen is None or version != seen or left <= 0:
+                return version
+            with self._changed:
+                if self._own_commits == own:
+                    self._changed.wait(min(pause, left))
+            pause = min(pause * 1.5, last)
+
+    def _committed(self) -> None:
+        with self._changed:
+            self._own_commits += 1
+            self._changed.notify_all()
+
+    def check(self, *, mounts: Path = Path("/proc/mounts")) -> list[tuple[str, str, str]]:  # noqa: B008 - a frozen value
+        return check.findings(self._files, mounts)
+
+
+class _Ready:
+    """A batch made ready before the lock is taken: rows with their digests, and the values of the head's update."""
+
+    __slots__ = ("batch", "children", "extend", "lease", "now", "values", "written")
+
+    def __init__(self, store: SQLiteStore, lease: Lease, place: Place, batch: Batch, now: datetime) -> None:
+        head = batch.head
+        self.lease, self.batch, self.now = lease, batch, now
+        self.written = rows.Written(lease.run_id, place, batch.entries, fence=lease.fence, status=head.status)
+        if self.written.place.seq != batch.seq:
+            raise InvariantViolated(f"{lease.run_id}: the batch ends at checkpoint {batch.seq}, its entries at {self.written.place.seq}", run_id=lease.run_id)
+        self.children = [(child, store._first(child, now)) for child in batch.children]  # noqa: SLF001 - one file, one secret
+        self.extend = store._until(batch.extend_until, now) if batch.extend_until is not None else None  # noqa: SLF001 - the same
+        self.values: dict[str, Any] = {
+            "run_no": lease.run_no, "fence": lease.fence, "nonce": lease.nonce, "entries": place.entries, "n": len(self.written),
+            "seq": batch.seq, "agent_version": head.agent_version, "model_calls": head.model_calls, "input_tokens": head.input_tokens,
+            "output_tokens": head.output_tokens, "cache_read_tokens": head.cache_read_tokens, "cache_write_tokens": head.cache_write_tokens,
+            "cost_usd": head.cost_usd, "progress": batch.progress, "now": ms(now), "status": head.status, "reason": head.reason,
+            "wake_at": rows.maybe_ms(head.wake_at), "needs": head.needs}  # fmt: skip
+
+
+def _put_gates(db: apsw.Connection, run_no: int, gates: Sequence[GateRow]) -> None:
+    for gate in gates:
+        db.execute(Q["put_gate"], rows.gate_values(run_no, gate))
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+__all__ = ["SQLiteStore", "StoreError", "boot_ms"]
