@@ -191,8 +191,9 @@ class Outside:
     reason: str | None = None
     gates: Sequence[GateRow] = ()
     wake: bool = True  # wake_at = now, and `needs` is forgotten
+    fresh: bool = False  # a person's word: `attempts` starts anew
     fence: bool = False  # cancel and move: fence + 1, lease cleared, wake_at empty
-    children: Sequence[ParentEntry] = ()  # entries for other runs in the same transaction (cancelling goes down)
+    others: Sequence[ParentEntry] = ()  # entries for other runs in the same transaction: cancelling goes down, a child's end goes up
     value: Any = None  # given back to the caller
 
 
@@ -275,6 +276,18 @@ class Store(Protocol):
 
     def renew(self, leases: Sequence[Lease], *, lease_s: float = 30) -> list[Renewed]:
         """Renew all in one statement. Needs only fence and nonce: a lease that ran out and that nobody took is renewed late. Never shortens one."""
+        ...
+
+    def peek(self, leases: Sequence[Lease]) -> list[Renewed]:
+        """What `renew` would find, without writing."""
+        ...
+
+    def release(self, lease: Lease) -> None:
+        """Give a lease back unused: due at once, nothing else changes."""
+        ...
+
+    def mark(self, lease: Lease, head: NewHead) -> None:
+        """Write only the head, under the fence: of a run whose journal cannot be read. Its gates are left as they are."""
         ...
 
     def reap(self) -> int:

@@ -1,0 +1,776 @@
+"""`Outlast`: what an application calls.
+
+What runs your code (model, tools) is a coroutine with a `_sync` twin; everything else is plain, thread-safe and one transaction. Constructing
+it does no I/O: the store opens on first use, once per process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import re
+import secrets
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager, contextmanager
+from dataclasses import replace
+from datetime import datetime, timedelta
+from decimal import Decimal
+from typing import Any, Literal, Self, TypeVar, cast
+
+from outlast import settings
+from outlast.agent import Agent
+from outlast.core import codec
+from outlast.core import messages as m
+from outlast.core import run as r
+from outlast.core.gate import GateRow
+from outlast.documents import Checkpoint, Event, Gate, Message, Notice, Out, Run, RunHead, Status, Tags, gate_of, head_fields
+from outlast.errors import InvariantViolated, LeaseLost, NotAllowed, OutlastError, RunBusy, RunExists, RunNotFound, UsageError
+from outlast.gates import check_duration, check_instant
+from outlast.models import Model, resolve
+from outlast.openrun import OpenRun
+from outlast.runtime import crashpoints, outside
+from outlast.runtime.clock import ManualClock
+from outlast.runtime.drive import Drive
+from outlast.runtime.leases import Keeper
+from outlast.runtime.worker import Worker
+from outlast.runtime.writer import Writer
+from outlast.stores import base, owner
+from outlast.tools import Tool
+
+log = logging.getLogger("outlast")
+T = TypeVar("T")
+
+Input = str | Sequence[Mapping[str, Any]]
+RUN_ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
+STORE_THREADS = 64  # asyncio's own pool has cpu + 4: too few to share a commit
+FOREGROUND = timedelta(seconds=60)  # `run` and `resume` sleep through timers up to here
+BACKGROUND = timedelta(seconds=5)  # a worker gives the lease back for anything longer
+SCRIPT = "script"  # runs.driver of runs that a program drives by hand
+MAX_TAGS, MAX_TAG_KEY, MAX_TAG_VALUE = 16, 64, 256
+_ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
+
+
+def new_run_id() -> str:
+    """run- and 16 characters that sort by time."""
+    stamp, out = time.time_ns() // 1_000_000, ""
+    for _ in range(9):
+        stamp, digit = divmod(stamp, 32)
+        out = _ALPHABET[digit] + out
+    return f"run-{out}{''.join(secrets.choice(_ALPHABET) for _ in range(7))}"
+
+
+class Outlast:
+    """Agents, and the store that keeps their runs.
+
+    Args:
+        store: a path (a SQLite file) or a store's URL; default: OUTLAST_STORE, the nearest pyproject.toml, `sqlite:///outlast.db`.
+        agents: what this process can drive; sub-agents come with their tool.
+        deps: an object for `ctx.deps`, or
+        lifespan: makes it: an async context manager, entered per `work`, `run` and `resume`, or once by `async with app`.
+        notify: who is told about gates: callables, webhook and apprise URLs.
+        may_decide: `may_decide(person, gate)`, or role -> people. Without it anybody who can reach the store may decide.
+        on_event: gets every event of the runs that this process drives; lost in a crash, never awaited.
+        lease: how long a worker that hangs keeps a run from the others.
+        clock: tests: replaces the store's wall clock.
+    """
+
+    def __init__(
+        self,
+        store: str | os.PathLike[str] | None = None,
+        *,
+        agents: Sequence[Agent[Any]] = (),
+        deps: Any = None,
+        lifespan: Callable[[], AbstractAsyncContextManager[Any]] | None = None,
+        notify: Sequence[str | Callable[[Notice], Any]] = (),
+        may_decide: Callable[[str, Gate], bool] | Mapping[str, Sequence[str]] | None = None,
+        on_event: Callable[[Event], None] | None = None,
+        engine: Any = None,
+        prices: Mapping[str, Mapping[str, Decimal]] = {},
+        lease: timedelta = timedelta(seconds=30),
+        clock: ManualClock | None = None,
+    ) -> None:
+        if isinstance(agents, Agent) or not all(isinstance(a, Agent) for a in agents):
+            raise UsageError("agents must be a list of Agent(...)", hint="Outlast(agents=[support])")
+        if deps is not None and lifespan is not None:
+            raise UsageError("give deps or lifespan, not both")
+        if may_decide is not None and not callable(may_decide) and not isinstance(may_decide, Mapping):
+            raise UsageError(f"may_decide must be a function of (person, gate) or role -> people, not {may_decide!r}")
+        if not isinstance(lease, timedelta) or not timedelta(seconds=1) <= lease <= timedelta(hours=1):
+            raise UsageError(f"lease must be from 1 s to 1 h, not {lease!r}", hint="lease=timedelta(seconds=30)")
+        self._given = store
+        self._agents = _all_agents(agents)
+        self._deps, self._lifespan, self._entered = deps, lifespan, _NOTHING
+        self._notify, self._may_decide, self._prices, self._engine = tuple(notify), may_decide, prices, engine
+        self._listeners: list[Callable[[Event], None]] = [on_event] if on_event else []
+        self._lease_s, self._clock = lease.total_seconds(), clock
+        self._lock = threading.Lock()
+        self._opened: tuple[int, base.Store, Keeper, ThreadPoolExecutor] | None = None
+        self._stack: contextlib.AsyncExitStack | None = None
+        self._target: str | None = None  # MODULE:ATTR, where a command loaded this app: a run can be driven alone
+
+    def with_store(self, store: str | os.PathLike[str]) -> Outlast:
+        """The same application on another store."""
+        other = Outlast(
+            store, agents=list(self._agents.values()), deps=self._deps, lifespan=self._lifespan, notify=self._notify, may_decide=self._may_decide,
+            engine=self._engine, prices=self._prices, lease=timedelta(seconds=self._lease_s), clock=self._clock)  # fmt: skip
+        other._listeners, other._target = list(self._listeners), self._target
+        return other
+
+    def listen(self, callback: Callable[[Event], None]) -> None:
+        """Also give `callback` the events of runs that this process drives."""
+        self._listeners.append(callback)
+
+    @property
+    def agents(self) -> dict[str, Agent[Any]]:
+        """By name, sub-agents included."""
+        return dict(self._agents)
+
+    # ---- driving ----------------------------------------------------------------------------------------------------------------
+
+    async def run(self, agent: Agent[Out], input: Input, *, run_id: str | None = None, tags: Tags = {}, by: str | None = None) -> Run[Out]:
+        """Start a run and drive it here until it waits or ends; start and claim are one commit, so no worker can snatch it.
+
+        The same id, agent and input again: the run that is there goes on. Raises UsageError, RunExists (other input), RunBusy (somebody
+        drives it now), StoreError. What was saved stands; `resume` goes on.
+        """
+        self._mine(agent)
+        new = self._new_run(agent, input, run_id, tags, by)
+        head, lease, created = await self._blocking(lambda: self._store.start(new, owner=owner.me(), lease_s=self._lease_s))
+        if not created:
+            self._same(head, new)
+            return cast("Run[Out]", await self.resume(head.run_id))
+        assert lease is not None
+        async with self._deps_now() as deps:
+            await self._drive(lease, agent, deps)
+        return cast("Run[Out]", await self._blocking(self.get, head.run_id))
+
+    def run_sync(self, agent: Agent[Out], input: Input, *, run_id: str | None = None, tags: Tags = {}, by: str | None = None) -> Run[Out]:
+        """`run` for a plain program."""
+        return self._sync("run_sync", lambda: self.run(agent, input, run_id=run_id, tags=tags, by=by))
+
+    async def resume(self, run_id: str) -> Run[Any]:
+        """Drive a run here until it waits or ends. One that is over, or that still waits, comes back as it is.
+
+        Raises RunNotFound, RunBusy (owner, until), UsageError where this process lacks the agent.
+        """
+        head = await self._blocking(self._store.head, run_id)
+        if head.status not in base.ENDED:
+            agent = self._agents.get(head.agent)
+            if agent is None:
+                raise UsageError(f"run {run_id} needs the agent {head.agent!r}, which this process does not know", run_id=run_id,
+                                 hint=f"Outlast(agents=[...]) with {head.agent!r}; on the command line --app MODULE:ATTR")  # fmt: skip
+            lease = await self._blocking(lambda: self._store.claim_run(run_id, owner.me(), lease_s=self._lease_s))
+            crashpoints.point("claim.after")
+            async with self._deps_now() as deps:
+                await self._drive(lease, agent, deps)
+        return await self._blocking(self.get, run_id)
+
+    def resume_sync(self, run_id: str) -> Run[Any]:
+        """`resume` for a plain program."""
+        return self._sync("resume_sync", lambda: self.resume(run_id))
+
+    async def work(self, *, concurrency: int = 10, agents: Sequence[str] = (), until_idle: bool = False, grace: timedelta = timedelta(seconds=25)) -> None:
+        """Be a worker: take runs that are due and drive each until it waits or ends, `concurrency` at once. Cancel the task to drain.
+
+        Args:
+            agents: names to take; default: all of this app's.
+            until_idle: return when every unfinished run waits; a timer counts only where it is more than a minute away, and a run that
+                somebody else holds is waited for.
+            grace: what running steps get after a cancel.
+        """
+        if isinstance(concurrency, bool) or not isinstance(concurrency, int) or not 1 <= concurrency <= 10_000:
+            raise UsageError(f"concurrency must be a number from 1 to 10000, not {concurrency!r}")
+        check_duration("grace", grace, zero=True)
+        if unknown := [a for a in agents if a not in self._agents]:
+            raise UsageError(f"agents: this app does not know {', '.join(map(repr, unknown))}", hint=f"known: {', '.join(self._agents) or 'none'}")
+        if not self._agents:
+            raise UsageError("a worker needs agents", hint="Outlast(agents=[...])")
+        async with self._deps_now() as deps:
+            worker = Worker(
+                self._store, self._keeper, agents=list(agents) or list(self._agents), concurrency=concurrency, grace=grace, lease_s=self._lease_s,
+                until_idle=until_idle, blocking=self._blocking, satisfies=self._satisfies,
+                drive=lambda lease: self._drive_of(lease, self._agents[lease.agent], deps=deps, patience_s=BACKGROUND.total_seconds()))  # fmt: skip
+            self._worker = worker
+            await worker()
+
+    def work_sync(self, *, concurrency: int = 10, agents: Sequence[str] = (), until_idle: bool = False, grace: timedelta = timedelta(seconds=25)) -> None:
+        """`work` for a plain program."""
+        self._sync("work_sync", lambda: self.work(concurrency=concurrency, agents=agents, until_idle=until_idle, grace=grace))
+
+    async def stream(self, run_id: str, *, after: int = 0) -> AsyncIterator[Event]:
+        """Checkpoints with a number above `after`, then what comes, until the run is finished; `text` and `reset` only where this process drives."""
+        pieces: asyncio.Queue[Event] = asyncio.Queue()
+        loop = asyncio.get_running_loop()
+
+        def hear(event: Event) -> None:
+            if event.run_id == run_id and event.type in ("text", "reset"):
+                loop.call_soon_threadsafe(pieces.put_nowait, event)
+
+        await self._blocking(self._store.head, run_id)
+        self._listeners.append(hear)
+        seen: int | None = None
+        told: tuple[str, int] | None = None
+        try:
+            while True:
+                seen = await self._blocking(self._store.wait_for_change, seen, 0.0)
+                while not pieces.empty():
+                    yield pieces.get_nowait()
+                head = await self._blocking(self._store.head, run_id)
+                if head.seq > after:
+                    for event in await self._blocking(self._checkpoint_events, head, after):
+                        after = event.seq
+                        yield event
+                if (head.status.startswith("waiting_") or head.status in base.ENDED) and told != (head.status, head.entries):
+                    told = (head.status, head.entries)
+                    yield Event("run", run_id, head.seq, None, None, cast("Status", head.status), head.updated_at, RunHead(**head_fields(head)))
+                if head.status in base.ENDED:
+                    return
+                change = asyncio.ensure_future(self._blocking(self._store.wait_for_change, seen, 1.0))
+                piece = asyncio.ensure_future(pieces.get())
+                await asyncio.wait({change, piece}, return_when=asyncio.FIRST_COMPLETED)
+                if piece.done():
+                    yield piece.result()
+                else:
+                    piece.cancel()
+        finally:
+            self._listeners.remove(hear)
+
+    def _checkpoint_events(self, head: base.Head, after: int) -> list[Event]:
+        return [
+            Event("checkpoint", head.run_id, row.seq, None, codec.decode(row.body), cast("Status", row.status), row.at)
+            for row in self._store.journal(head.run_id)
+            if row.kind == "MessageAdded" and row.seq > after
+        ]
+
+    # ---- starting and steering -----------------------------------------------------------------------------------------------------
+
+    def start(self, agent: Agent[Any] | str, input: Input, *, run_id: str | None = None, tags: Tags = {}, by: str | None = None) -> RunHead:
+        """Create a run for a worker to take; it is committed when this returns. The same again gives the run that is there.
+
+        `agent`: an Agent of this app, or a name, from a process without its code. Raises UsageError, RunExists (other agent or input), StoreError.
+        """
+        new = self._new_run(agent, input, run_id, tags, by)
+        head, _, created = self._store.start(new)
+        if not created:
+            self._same(head, new)
+        return RunHead(**head_fields(head))
+
+    def decide(self, run_id: str, call_id: str | None = None, *, approved: bool, decided_by: str, note: str | None = None,
+               args: Mapping[str, Any] | None = None, digest: str | None = None) -> Gate:  # fmt: skip
+        """Approve or reject a call (or the raising of a limit). The first decision stands; the same one again is accepted.
+
+        Args:
+            call_id: a call id or a gate id; may be left out while exactly one is open.
+            approved: True or False and nothing else.
+            note: why; the model reads it with a rejection.
+            args: run with these arguments instead; checked by the tool's schema, so this process needs the agent.
+            digest: of what was shown; anything else there now is refused.
+        Raises:
+            GateClosed: decided, expired or cancelled before, or another digest: `gate` says what stands. NotAllowed, UsageError, RunNotFound.
+        """
+        if not isinstance(approved, bool):
+            raise UsageError(f"approved must be True or False, not {approved!r}", run_id=run_id)
+        if args is not None and not approved:
+            raise UsageError("args are for an approval: a rejection runs nothing", run_id=run_id)
+        edited = self._plain("args", args) if args is not None else None
+        if edited is not None and not isinstance(edited, dict):
+            raise UsageError(f"args must be an object, not {args!r}", run_id=run_id)
+        outcome = "approved" if approved else "rejected"
+        entry = r.GateDecided("", outcome, note=_note(note), args=edited, by=_person("decided_by", decided_by))
+        if edited is not None:
+            entry = replace(entry, digest=codec.digest(edited))
+        return self._decide(run_id, ("approval", "budget"), call_id, entry, digest, self._check_edit)
+
+    def verify(self, run_id: str, call_id: str | None = None, *, outcome: Literal["happened", "run_again", "give_up"], decided_by: str,
+               result: Any = None, note: str | None = None) -> Gate:  # fmt: skip
+        """Say what became of a call in doubt: it happened (with this result), run it again, or give it up (the model reads "outcome unknown").
+
+        Raises RunBusy where "run_again" comes while the earlier attempt may still act; else as `decide`.
+        """
+        if outcome not in ("happened", "run_again", "give_up"):
+            raise UsageError(f'outcome must be "happened", "run_again" or "give_up", not {outcome!r}', run_id=run_id)
+        if result is not None and outcome != "happened":
+            raise UsageError('result is for the outcome "happened"', run_id=run_id)
+        entry = r.GateDecided(
+            "", outcome, note=_note(note), result=self._plain("result", result), has_result=result is not None, by=_person("decided_by", decided_by))  # fmt: skip
+        return self._decide(run_id, ("verification",), call_id, entry, None, outside.may_run_again)
+
+    def event(self, run_id: str, name: str, data: Any = None, *, event_id: str | None = None) -> bool:
+        """Tell a run that something happened: it answers the call that waits for `name`, or is kept for one that will. True the first time."""
+        if not isinstance(name, str) or not 1 <= len(name) <= 128:
+            raise UsageError(f"name must be a text of 1 to 128 characters, not {name!r}", run_id=run_id)
+        entry_id = f"event:{_id('event_id', event_id)}" if event_id is not None else f"event:{secrets.token_hex(8)}"
+        return self._outside(run_id, outside.event(name, self._plain("data", data), entry_id), entry_id=entry_id)[2]
+
+    def send(self, run_id: str, input: Input, *, by: str | None = None) -> RunHead:
+        """Say something to a run: it is placed after the results of the open batch, else before the next model call; a finished run goes on."""
+        try:
+            content = m.as_content(input)
+        except m.BadMessage as e:
+            raise UsageError(f"input: {e}", run_id=run_id) from None
+        self._sized("input", content)
+        return RunHead(**head_fields(self._outside(run_id, outside.send(content, by))[0]))
+
+    def cancel(self, run_id: str, *, by: str | None = None, note: str | None = None) -> RunHead:
+        """End a run: gates closed, open calls answered, in one transaction that needs no living worker. A finished one stays as it is."""
+        return RunHead(**head_fields(self._outside(run_id, outside.cancel(by, _note(note)))[0]))
+
+    def retry(self, run_id: str, *, by: str | None = None) -> RunHead:
+        """Take a failed or cancelled run up again. Refused where that would only repeat the failure: `send` it something instead."""
+        return RunHead(**head_fields(self._outside(run_id, outside.retry(by))[0]))
+
+    @contextmanager
+    def open(self, run_id: str, input: Input | None = None, *, tools: Sequence[Tool[..., Any]] = (), agent: str = SCRIPT, tags: Tags = {}) -> Iterator[OpenRun]:
+        """Drive a run by a loop of your own: every message you append is a checkpoint. `input` starts the run where it is new.
+
+        Raises RunBusy where somebody holds it, RunNotFound without `input`, RunExists where it was started with another input.
+        """
+        hand = Agent(agent, model=_by_hand, tools=tools)
+        if input is not None:
+            new = self._new_run(agent, input, run_id, tags, None)
+            head, lease, created = self._store.start(replace(new, driver=SCRIPT), owner=owner.me(), lease_s=self._lease_s)
+            if not created:
+                self._same(head, new)
+                lease = None
+        else:
+            lease = None
+        if lease is None:
+            lease = self._store.claim_run(_run_id(run_id), owner.me(), lease_s=self._lease_s, driver=SCRIPT)
+        opened = OpenRun(self, lease, hand)
+        try:
+            yield opened
+        finally:
+            opened._close()
+
+    # ---- reading ----------------------------------------------------------------------------------------------------------------
+
+    def get(self, run_id: str) -> Run[Any]:
+        """The run with its messages, gates and output. Raises RunNotFound."""
+        run = r.Run(run_id)
+        place = base.Place()
+        first: r.Entry | None = None
+        head = self._store.head(_ref(run_id))
+        for _ in range(100):  # a run that grows while it is read: read on until head and journal agree
+            try:
+                entries, place = self._store.load(head.run_no, after=place)
+            except codec.Unstorable as e:
+                raise InvariantViolated(f"run {run_id}: {e}", run_id=run_id, hint=f"outlast show {run_id} --journal") from e
+            first = first or (entries[0] if entries else None)
+            run = r.fold(run, entries)
+            head = self._store.head(run_id)
+            if head.entries <= place.entries:
+                break
+        gates = [gate_of(head, row, told) for row, told in self._store.gates(run_id)]
+        return Run(**head_fields(head), output=self._output(head, run, first), messages=list(run.messages), gates=gates)
+
+    def _output(self, head: base.Head, run: r.Run, first: r.Entry | None) -> Any:
+        if head.status != "done":
+            return None
+        last = next((x for x in reversed(list(run.messages)) if x["role"] == "assistant"), None)
+        if (agent := self._agents.get(head.agent)) is not None:
+            return agent.output_of(last)
+        text = m.said(last) if last else None
+        if text and first is not None and (first.meta or {}).get("typed"):
+            with contextlib.suppress(codec.Unstorable):
+                return codec.decode(text)
+        return text
+
+    def head(self, run_id: str) -> RunHead:
+        """The run's row, without messages: for status pages and polling."""
+        return RunHead(**head_fields(self._store.head(_ref(run_id))))
+
+    def latest(self, run_id: str) -> Checkpoint:
+        """The newest checkpoint."""
+        last: Checkpoint | None = None
+        for checkpoint in self._checkpoints(run_id, 0, only_last=True):
+            last = checkpoint
+        assert last is not None  # a run starts with a message
+        return last
+
+    def checkpoints(self, run_id: str, *, after: int = 0) -> Iterator[Checkpoint]:
+        """Checkpoints with a number above `after`, oldest first."""
+        return self._checkpoints(run_id, after)
+
+    def _checkpoints(self, run_id: str, after: int, *, only_last: bool = False) -> Iterator[Checkpoint]:
+        head = self._store.head(_ref(run_id))
+        messages: list[Message] = []
+        for row in self._store.journal(run_id):
+            if row.kind != "MessageAdded":
+                continue
+            messages.append(codec.decode(row.body))
+            if row.seq <= after or (only_last and row.seq < head.seq):
+                continue
+            ended = row.seq == head.seq and head.status in base.ENDED
+            yield Checkpoint(run_id, row.seq, cast("Status", head.status if ended else row.status), list(messages), row.at)
+
+    def runs(self, *, status: Status | None = None, agent: str | None = None, tags: Tags = {}, unfinished: bool = False, stuck: bool = False,
+             since: datetime | None = None, limit: int = 50, before: str | None = None) -> list[RunHead]:  # fmt: skip
+        """Newest first. `before`: the page after that run."""
+        if status is not None and status not in _STATUSES:
+            raise UsageError(f"status must be one of {', '.join(_STATUSES)}, not {status!r}")
+        where = base.RunFilter(
+            status=status, agent=agent, tags=_tags(tags), unfinished=unfinished, stuck=stuck,
+            since=check_instant("since", since) if since is not None else None, limit=_limit(limit), before=before)  # fmt: skip
+        return [RunHead(**head_fields(head)) for head in self._store.heads(where)]
+
+    def unfinished_runs(self) -> list[str]:
+        """Run ids, oldest first; those that wait too."""
+        return self._store.unfinished()
+
+    def inbox(self, *, role: str | None = None, agent: str | None = None, tags: Tags = {}, limit: int = 50) -> list[Gate]:
+        """What waits for a person, soonest deadline first."""
+        found = self._store.inbox(role=role, agent=agent, tags=_tags(tags), limit=_limit(limit))
+        return [gate_of(head, row, told) for head, row, told in found]
+
+    def journal(self, run_id: str, *, after: int = 0, limit: int | None = None) -> Iterator[base.JournalRow]:
+        """The journal as it stands: rows with an entry_no above `after`."""
+        self._store.head(_ref(run_id))
+        return self._store.journal(run_id, after=after, limit=limit)
+
+    def store_check(self) -> list[tuple[str, str, str]]:
+        """What is wrong with the store, as (where, what, remedy); empty: all is well."""
+        return self._store.check()
+
+    # ---- life -------------------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Close the store. Runs that are being driven are not waited for."""
+        with self._lock:
+            opened, self._opened = self._opened, None
+        if opened is not None and opened[0] == os.getpid():
+            opened[2].close()
+            opened[1].close()
+            opened[3].shutdown(wait=False)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        stack = contextlib.AsyncExitStack()
+        if self._lifespan is not None:
+            self._entered = await stack.enter_async_context(self._lifespan())
+        self._stack = stack
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        stack, self._stack, self._entered = self._stack, None, _NOTHING
+        if stack is not None:
+            await stack.aclose()
+        self.close()
+
+    # ---- inside -----------------------------------------------------------------------------------------------------------------
+
+    def _open(self) -> tuple[int, base.Store, Keeper, ThreadPoolExecutor]:
+        opened = self._opened
+        if opened is not None and opened[0] == os.getpid():
+            return opened
+        with self._lock:
+            if self._opened is None or self._opened[0] != os.getpid():  # after a fork the child opens its own
+                store = open_store(self._given, clock=self._clock)
+                threads = ThreadPoolExecutor(STORE_THREADS, thread_name_prefix="outlast store")
+                self._opened = (os.getpid(), store, Keeper(store, self._lease_s), threads)
+            return self._opened
+
+    @property
+    def _store(self) -> base.Store:
+        return self._open()[1]
+
+    @property
+    def _keeper(self) -> Keeper:
+        return self._open()[2]
+
+    async def _blocking(self, f: Callable[..., T], *args: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._open()[3], lambda: f(*args))
+
+    def _sync(self, name: str, make: Callable[[], Any]) -> Any:
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return asyncio.run(make())
+        raise UsageError(f"{name} cannot be used inside a running event loop", hint=f"await app.{name.removesuffix('_sync')}(...)")
+
+    @contextlib.asynccontextmanager
+    async def _deps_now(self) -> AsyncIterator[Any]:
+        if self._entered is not _NOTHING or self._lifespan is None:
+            yield self._entered if self._entered is not _NOTHING else self._deps
+            return
+        async with self._lifespan() as deps:
+            yield deps
+
+    def _drive_of(self, lease: base.Lease, agent: Agent[Any], *, deps: Any, patience_s: float) -> Drive:
+        return Drive(
+            self._store, lease, agent, resolve(agent.model), writer=self._equip, deps=deps, listen=self._emit, keeper=self._keeper,
+            threads=self._open()[3], patience=timedelta(seconds=patience_s), lease_s=self._lease_s, guarded=self._may_decide is not None,
+            sleeps=self._clock is None)  # fmt: skip
+
+    def _equip(self, writer: Writer) -> None:
+        """What an append may carry for other runs: children begun, a parent told."""
+        writer.children = self._children
+        writer.parent = self._parent
+
+    def _children(self, run: r.Run, entries: Sequence[r.Entry]) -> list[base.NewRun]:
+        out = []
+        for entry in entries:
+            if isinstance(entry, r.GateOpened) and entry.kind == "run" and entry.args:
+                agent = self._agents.get(str(entry.args["agent"])) or str(entry.args["agent"])
+                new = self._new_run(agent, str(entry.args["task"]), None, run.tags, run.started_by, child_id=str(entry.args["run_id"]))
+                out.append(replace(new, parent_run_id=run.id, parent_call_id=entry.call_id,
+                                   entries=[replace(e, parent_run_id=run.id, parent_call_id=entry.call_id) if isinstance(e, r.RunStarted) else e
+                                            for e in new.entries]))  # fmt: skip
+        return out
+
+    def _parent(self, run: r.Run, step: Any) -> base.ParentEntry | None:
+        from outlast.core.step import Finish
+
+        if not isinstance(step, Finish) or run.parent_run_id is None or run.parent_call_id is None:
+            return None
+        agent = self._agents.get(run.agent)
+        last = next((x for x in reversed(list(run.messages)) if x["role"] == "assistant"), None)
+        output = codec.clean(agent.output_of(last)) if agent and step.status == "done" else None
+        head = replace(self._store.head(run.id), parent_call_id=run.parent_call_id)
+        plan = outside.child_ended(head, step.status, output, step.reason, tokens=(run.input_tokens, run.output_tokens))
+        return base.ParentEntry(run.parent_run_id, plan)
+
+    async def _drive(self, lease: base.Lease, agent: Agent[Any], deps: Any) -> None:
+        try:
+            drive = self._drive_of(lease, agent, deps=deps, patience_s=FOREGROUND.total_seconds())
+        except OutlastError:
+            await self._blocking(lambda: self._store.release(lease))
+            raise
+        try:
+            await drive()
+        except asyncio.CancelledError:
+            drive.drain(timedelta(0))
+            with contextlib.suppress(OutlastError, asyncio.CancelledError):
+                await asyncio.shield(self._blocking(lambda: drive.writer.save([], draining=True) if not drive.writer.released else None))
+            raise
+        except LeaseLost as e:
+            head = await self._blocking(self._store.head, lease.run_id)
+            if head.status in base.ENDED or head.status.startswith("waiting_"):
+                log.info("run %s: %s", lease.run_id, e, extra={"run_id": lease.run_id})  # cancelled, or finished by somebody else
+                return
+            raise
+
+    def _emit(self, event: Event) -> None:
+        for listener in list(self._listeners):
+            try:
+                listener(event)
+            except Exception:  # noqa: PERF203 - one listener's trouble is not the run's
+                log.exception("on_event failed", extra={"run_id": event.run_id, "seq": event.seq})
+
+    def _satisfies(self, agent_name: str, needs: str) -> bool:
+        """Does this code have what a parked run lacks?"""
+        agent = self._agents.get(agent_name)
+        what, _, rest = needs.partition(":")
+        if agent is None:
+            return False
+        if what == "tool":
+            return agent.tool(rest) is not None
+        if what == "schema":
+            name, _, digest = rest.partition(":")
+            tool = agent.tool(name)
+            return tool is not None and tool.schema_digest != digest
+        return False
+
+    def _mine(self, agent: Agent[Any]) -> None:
+        if not isinstance(agent, Agent):
+            raise UsageError(f"agent must be an Agent, not {agent!r}", hint="Agent(...)")
+        if self._agents.get(agent.name) is not agent:
+            raise UsageError(f"the agent {agent.name!r} is not in Outlast(agents=[...])", hint=f"Outlast(..., agents=[{agent.name}])")
+
+    def _new_run(self, agent: Agent[Any] | str, input: Input, run_id: str | None, tags: Tags, by: str | None, *, child_id: str | None = None) -> base.NewRun:
+        name = agent.name if isinstance(agent, Agent) else agent
+        if isinstance(agent, Agent):
+            self._mine(agent)
+        elif not isinstance(name, str) or not name.strip():
+            raise UsageError(f"agent must be an Agent or a name, not {agent!r}")
+        try:
+            messages = m.as_input(input)
+        except m.BadMessage as e:
+            raise UsageError(f"input: {e}", run_id=run_id) from None
+        self._sized("input", messages)
+        known = self._agents.get(name)
+        version = known.version if known else ""
+        now = self._store.now()
+        meta = {"typed": True} if known is not None and known.output is not str else None
+        first = r.RunStarted(name, version, _tags(tags), by=_person("by", by) if by is not None else None, at=now, meta=meta)
+        entries: list[r.Entry] = [first]
+        for message in messages:
+            imported = {"imported": True, "stop_reason": "tool_use" if m.tool_uses(message) else "end_turn"} if message["role"] == "assistant" else None
+            entries.append(r.MessageAdded(message, meta=imported, at=now))
+        try:
+            entries = [r.stored(e) for e in entries]
+        except codec.Unstorable as e:
+            raise UsageError(f"input: {e}", run_id=run_id) from None
+        digest = codec.digest([name, [e.message for e in entries if isinstance(e, r.MessageAdded)]])
+        return base.NewRun(child_id or (_run_id(run_id) if run_id is not None else new_run_id()), name, entries, _tags(tags), started_by=by,
+                           agent_version=version, input_digest=digest)  # fmt: skip
+
+    @staticmethod
+    def _same(head: base.Head, new: base.NewRun) -> None:
+        if head.agent != new.agent or head.input_digest != new.input_digest:
+            what = f"of agent {head.agent}" if head.agent != new.agent else "with other input"
+            raise RunExists(f"run {head.run_id} exists already, {what} ({head.status})", run_id=head.run_id, hint=f"another --id, or outlast show {head.run_id}")
+
+    def _decide(self, run_id: str, kinds: Sequence[str], call_id: str | None, entry: r.GateDecided, digest: str | None,
+                prepare: Callable[[base.Tail, GateRow, r.GateDecided], r.GateDecided]) -> Gate:  # fmt: skip
+        head = self._store.head(_ref(run_id))
+        person = entry.by or ""
+        said: dict[str, str | None] = {}
+        if self._may_decide is not None:  # asked before the transaction: it may take its time
+            said = {row.gate_id: self._why_not(person, gate_of(head, row, told)) for row, told in self._store.gates(run_id) if row.kind in kinds}
+
+        def may(row: GateRow) -> str | None:
+            if self._may_decide is None:
+                return "this gate is decided through an application that checks who may (--app MODULE:ATTR)" if row.guarded else None
+            return said[row.gate_id] if row.gate_id in said else "the gate is new: look again"
+
+        value = self._outside(run_id, outside.decide(kinds, call_id, entry, digest=digest, may=may, prepare=prepare))[1]
+        if isinstance(value, NotAllowed):
+            raise value
+        assert isinstance(value, Gate)
+        return value
+
+    def _why_not(self, person: str, gate: Gate) -> str | None:
+        may = self._may_decide
+        try:
+            if isinstance(may, Mapping):
+                allowed: object = person in may.get(gate.role or "", ())
+            else:
+                assert may is not None
+                allowed = may(person, gate)
+        except Exception as e:  # noqa: BLE001 - a person's function: whatever it raises, nothing is decided
+            return f"may_decide failed ({type(e).__name__})"
+        return None if allowed is True else f"asked is {gate.role or 'nobody in particular'}"
+
+    def _check_edit(self, tail: base.Tail, row: GateRow, entry: r.GateDecided) -> r.GateDecided:
+        if entry.args is None:
+            return entry
+        if row.kind == "budget":
+            raise_to, used = entry.args.get("raise_to"), codec.decode(row.args)["used"]
+            if set(entry.args) - {"raise_to", "limit", "used"} or isinstance(raise_to, bool) or not isinstance(raise_to, int | float) or raise_to <= used:
+                raise UsageError(f"args of a limit must be {{\"raise_to\": N}} with N above {used}, not {codec.encode(entry.args)}", run_id=tail.head.run_id)
+            return entry
+        agent = self._agents.get(tail.head.agent)
+        tool = agent.tool(row.tool or "") if agent else None
+        if tool is None:
+            raise UsageError(f"args can only be edited where the tool {row.tool!r} of agent {tail.head.agent!r} is known: its schema checks them",
+                             hint="--app MODULE:ATTR", run_id=tail.head.run_id)  # fmt: skip
+        if why := tool.problem(entry.args):
+            raise UsageError(f"args do not fit {row.tool}: {why}", run_id=tail.head.run_id)
+        return entry
+
+    def _outside(self, run_id: str, plan: base.Plan, *, entry_id: str | None = None) -> tuple[base.Head, Any, bool]:
+        return self._store.outside(_ref(run_id), plan, entry_id=entry_id)
+
+    def _plain(self, name: str, value: Any) -> Any:
+        try:
+            return codec.stored(value)[1]
+        except codec.Unstorable as e:
+            raise UsageError(f"{name}: {e}") from None
+
+    @staticmethod
+    def _sized(name: str, value: Any) -> None:
+        try:
+            size = len(codec.encode(value).encode())
+        except codec.Unstorable as e:
+            raise UsageError(f"{name}: {e}") from None
+        if size > codec.MAX_INPUT_BYTES:
+            raise UsageError(f"{name} has {size:,} bytes as JSON; at most {codec.MAX_INPUT_BYTES:,} are kept", hint="put large things elsewhere and send a link")
+
+
+_NOTHING: Any = object()
+_STATUSES: tuple[str, ...] = (
+    "running", "waiting_for_approval", "waiting_for_verification", "waiting_for_budget", "waiting_for_event", "waiting_for_run", "waiting_for_timer",
+    "waiting_for_code", "done", "failed", "cancelled")  # fmt: skip
+
+
+def open_store(given: str | os.PathLike[str] | None, *, clock: ManualClock | None = None) -> base.Store:
+    """The store of a URL or path; nothing is read or written yet."""
+    url = settings.store(given)
+    if url.kind == "postgres":
+        try:
+            from outlast.stores.postgres.store import PostgresStore
+        except ModuleNotFoundError as e:
+            raise UsageError(f"{url.shown} needs {e.name}", hint="pip install 'outlast[postgres]'") from None
+        return cast("base.Store", PostgresStore(url.url, schema=url.schema, shown=url.shown, clock=clock, point=crashpoints.point))
+    from outlast.stores.sqlite.store import SQLiteStore
+
+    return SQLiteStore(url.path, clock=clock, point=crashpoints.point)
+
+
+async def _by_hand(request: Any) -> Any:
+    raise UsageError("this run is driven by hand: app.open(...)")
+
+
+def _all_agents(agents: Sequence[Agent[Any]]) -> dict[str, Agent[Any]]:
+    out: dict[str, Agent[Any]] = {}
+    waiting = list(agents)
+    while waiting:
+        agent = waiting.pop(0)
+        known = out.get(agent.name)
+        if known is not None and known is not agent:
+            raise UsageError(f"two agents are called {agent.name!r}")
+        out[agent.name] = agent
+        waiting += [t.agent for t in agent.tools if t.agent is not None and out.get(t.agent.name) is not t.agent]
+    return out
+
+
+def _run_id(value: object) -> str:
+    if not isinstance(value, str) or not RUN_ID.match(value):
+        shown = repr(value) if not isinstance(value, str) or len(value) <= 140 else f"{value[:60]!r}… ({len(value)} characters)"
+        raise UsageError(f"a run id must match {RUN_ID.pattern}: 1 to 128 letters, digits, '.', '_', '-', not {shown}")
+    return value
+
+
+def _ref(value: object) -> str:
+    """A run id that names a run; a child's holds colons."""
+    if not isinstance(value, str):
+        raise UsageError(f"a run id is a text, not {value!r}")
+    if not all(RUN_ID.match(part) for part in value.split(":")):
+        _run_id(value)
+    return value
+
+
+def _id(name: str, value: object) -> str:
+    if not isinstance(value, str) or not 1 <= len(value) <= 256:
+        raise UsageError(f"{name} must be a text of 1 to 256 characters, not {value!r}")
+    return value
+
+
+def _person(name: str, value: object) -> str:
+    if not isinstance(value, str) or not value.strip() or len(value) > 256:
+        raise UsageError(f"{name} must name a person in 1 to 256 characters, not {value!r}")
+    return codec.stored(value)[1]  # type: ignore[no-any-return]  # a text stays one
+
+
+def _note(value: object) -> str | None:
+    if value is not None and not isinstance(value, str):
+        raise UsageError(f"note must be a text, not {value!r}")
+    return codec.stored(value)[1] if value else None
+
+
+def _limit(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 10_000:
+        raise UsageError(f"limit must be a number from 1 to 10000, not {value!r}")
+    return value
+
+
+def _tags(tags: object) -> dict[str, str]:
+    if not isinstance(tags, Mapping) or len(tags) > MAX_TAGS:
+        raise UsageError(f"tags must be a mapping of at most {MAX_TAGS} texts, not {tags!r:.100}")
+    for key, value in tags.items():
+        if not isinstance(key, str) or not 1 <= len(key) <= MAX_TAG_KEY or not isinstance(value, str) or len(value) > MAX_TAG_VALUE:
+            raise UsageError(f"tags: keys are texts of at most {MAX_TAG_KEY}, values of at most {MAX_TAG_VALUE} characters, not {key!r:.80}: {value!r:.80}")
+    return dict(codec.stored(dict(tags))[1])
+
+
+__all__ = ["Input", "ManualClock", "Outlast", "RunBusy", "RunNotFound"]

@@ -1,0 +1,187 @@
+"""`OpenRun`: the loop stays yours; every message is a checkpoint, every call runs by its effect.
+
+    with app.open("run-1", "Ticket …", tools=[…]) as run:
+        while run.status == "running":
+            if run.pending: …run.call_sync(call)…
+            else: run.append(your_model(run.messages, run.tools))
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+from outlast.core import codec
+from outlast.core import messages as m
+from outlast.core import run as r
+from outlast.core import step as s
+from outlast.documents import Checkpoint, Message, RunHead, Status, Tags, head_fields
+from outlast.errors import LeaseLost, Refused, UsageError
+from outlast.runtime.drive import Drive
+from outlast.runtime.writer import Saved
+
+if TYPE_CHECKING:
+    from outlast.agent import Agent
+    from outlast.app import Outlast
+    from outlast.stores import base
+
+
+class OpenRun:
+    """A run that this program drives by hand, under a lease that is renewed until the with-block ends. Its fields are live."""
+
+    def __init__(self, app: Outlast, lease: base.Lease, agent: Agent[Any]) -> None:
+        self._app, self._agent = app, agent
+        self._drive: Drive = app._drive_of(lease, agent, deps=app._deps, patience_s=0)
+        self._writer = self._drive.writer
+        self._lost = False
+        self._row = app._store.head(lease.run_id)
+        self._drive.head_row = self._row
+        self._writer.status = self._row.status
+        self._writer.load()
+        app._keeper.add(lease, self._news)
+        self._saved: Saved = self._writer.save(self._drive.found_on_take_over())
+        self._drive.tell(self._saved)
+
+    def _news(self, renewed: base.Renewed) -> None:
+        self._lost = self._lost or not renewed.held
+
+    def _close(self) -> None:
+        """Give the lease back, due at once where it did not wait or end."""
+        self._app._keeper.remove(self._writer.lease.run_id)
+        if not self._saved.released and not self._lost:
+            self._saved = self._writer.save([], draining=True)
+
+    # ---- live fields ----------------------------------------------------------------------------------------------------------
+
+    @property
+    def head(self) -> RunHead:
+        """The run's row as of now."""
+        run = self._writer.run
+        row = replace(
+            self._row, seq=run.seq, model_calls=run.model_calls, input_tokens=run.input_tokens, output_tokens=run.output_tokens,
+            cache_read_tokens=run.cache_read_tokens, cache_write_tokens=run.cache_write_tokens, status=self._saved.status, reason=self._saved.reason)  # fmt: skip
+        return RunHead(**head_fields(row))
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self.head, name)
+
+    if TYPE_CHECKING:
+        run_id: str
+        agent: str
+        agent_version: str
+        status: Status
+        reason: str | None
+        seq: int
+        waiting: bool
+        finished: bool
+        model_calls: int
+        input_tokens: int
+        output_tokens: int
+        cache_read_tokens: int
+        cache_write_tokens: int
+        cost_usd: Decimal | None
+        attempts: int
+        tags: Tags
+        started_by: str | None
+        parent_run_id: str | None
+        parent_call_id: str | None
+        lease_owner: str | None
+        lease_until: datetime | None
+        wake_at: datetime | None
+        created_at: datetime
+        updated_at: datetime
+
+        def to_dict(self, *, messages: bool = False) -> dict[str, Any]: ...
+
+    @property
+    def messages(self) -> list[Message]:
+        return list(self._writer.run.messages)
+
+    @property
+    def pending(self) -> list[dict[str, Any]]:
+        """tool_use blocks that may run now: allowed, and not answered."""
+        step = self._saved.step
+        if not isinstance(step, s.RunCalls):
+            return []
+        ready = {c.call_id for c in step.calls}
+        return [b for b in m.tool_uses(self._writer.run.messages[-1]) if b["id"] in ready]
+
+    @property
+    def tools(self) -> list[dict[str, Any]]:
+        """The tools' schemas, for your model call."""
+        return [t.schema for t in self._agent.tools]
+
+    # ---- what it can do -------------------------------------------------------------------------------------------------------
+
+    def append(self, message: Any) -> Checkpoint:
+        """Save a message: the model's answer (a dict, the SDK's object, blocks or a text), opening its gates in the same commit, or a user's.
+
+        Raises Refused where calls wait for their results, or the run waits or is over; UsageError for what is no message; LeaseLost, StoreError.
+        """
+        self._check()
+        run = self._writer.run
+        if isinstance(message, Mapping) and message.get("role") == "user":
+            if any(c.result is None for c in run.calls):
+                raise Refused("calls wait for their results: run them first", hint="for call in run.pending: run.call_sync(call)", run_id=run.id)
+            try:
+                facts: list[r.Entry] = [r.TextSent(m.as_content(message["content"]))]
+            except m.BadMessage as e:
+                raise UsageError(f"message: {e}") from None
+        else:
+            if run.calls:
+                raise Refused("calls wait for their results: run them first", hint="for call in run.pending: run.call_sync(call)", run_id=run.id)
+            try:
+                facts = s.heard(run, message, self._writer.policy)
+            except (m.BadMessage, codec.Unstorable) as e:
+                raise UsageError(f"message: {e}") from None
+        self._after(self._writer.save(facts))
+        return self._app.latest(run.id)
+
+    async def call(self, call: Mapping[str, Any]) -> dict[str, Any]:
+        """Run one pending call by its effect, save its result and give the tool_result; the last one of a batch appends the user message.
+
+        Raises UsageError where the call is not pending; LeaseLost, StoreError. A call whose outcome is unknown gives an error result that
+        says so, and the run waits.
+        """
+        self._check()
+        step, call_id = self._saved.step, call.get("id")
+        ready = next((c for c in step.calls if c.call_id == call_id), None) if isinstance(step, s.RunCalls) else None
+        if ready is None:
+            raise UsageError(f"{call_id!r} is not pending", hint="use the blocks in run.pending")
+        saved = await self._drive.one(ready)
+        self._after(saved)
+        for entry in saved.entries:
+            if isinstance(entry, r.MessageAdded):
+                for block in m.blocks(entry.message):
+                    if block.get("tool_use_id") == call_id:
+                        return block
+        for entry in saved.entries:
+            if isinstance(entry, r.CallFinished) and entry.call_id == call_id:
+                return m.tool_result(str(call_id), entry.content, is_error=entry.is_error)
+        return m.tool_result(str(call_id), f"no result yet: {saved.reason or saved.status}", is_error=True)
+
+    def call_sync(self, call: Mapping[str, Any]) -> dict[str, Any]:
+        """`call` for a plain program."""
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return asyncio.run(self.call(call))
+        raise UsageError("call_sync cannot be used inside a running event loop", hint="await run.call(call)")
+
+    def _check(self) -> None:
+        if self._lost:
+            raise LeaseLost(f"run {self._writer.run.id} is held by somebody else now", run_id=self._writer.run.id)
+        if self._saved.released:
+            raise Refused(f"run {self._writer.run.id} is {self._saved.status}: {self._saved.reason or 'nothing is to be done'}", run_id=self._writer.run.id,
+                          hint=f"outlast show {self._writer.run.id}")  # fmt: skip
+
+    def _after(self, saved: Saved) -> None:
+        self._saved = saved
+        self._app._keeper.update(self._writer.lease)
+        self._drive.tell(saved)

@@ -1,0 +1,440 @@
+"""Driving one run under one lease: next_step -> perform -> append, until it waits or ends.
+
+    load -> save([]) -> CallModel  -> ask the model   -> save(answer) -> …
+                        RunCalls   -> side by side    -> save(result) as each comes, and whatever follows at that moment
+                        Wait       -> released in the append that found it; a short timer is slept through
+                        Finish     -> released in the append that found it
+
+While calls run, the next step is asked again whenever a result or an outside entry comes or an instant of the run passes: a gate beside a
+ten-minute call is not deaf. The store is blocking and is reached through the app's threads; model and tools are awaited here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any, TypeVar
+
+from outlast.agent import Agent
+from outlast.core import codec
+from outlast.core import messages as m
+from outlast.core import run as r
+from outlast.core import step as s
+from outlast.documents import Event, Gate, RunHead, gate_of, head_fields
+from outlast.errors import InvariantViolated, LeaseLost, ModelError, OutlastError, StoreError
+from outlast.models.base import Model, ModelRequest
+from outlast.runtime import perform
+from outlast.runtime.clock import monotonic
+from outlast.runtime.crashpoints import point
+from outlast.runtime.leases import Keeper
+from outlast.runtime.writer import Saved, Writer
+from outlast.stores import base, owner
+from outlast.tools import Tool, ToolContext
+
+log = logging.getLogger("outlast.worker")
+T = TypeVar("T")
+
+LATE_START = timedelta(seconds=30)  # an intent that was saved longer ago is not acted upon any more
+POISON = 5  # deaths of a worker in a row, without a message, a result or a gate in between
+CHARS_PER_TOKEN = 4  # rough: for the cost of a model call whose answer was lost
+
+
+class Drive:
+    """One run, held.
+
+    Args:
+        lease: it is released when `__call__` returns, unless it was lost.
+        agent: the code of the lease's agent; `model` is its model, resolved.
+        deps: what tools get as `ctx.deps`.
+        listen: gets the events of this run, in this process, never awaited.
+        patience: timers that are at most so far away are slept through.
+    """
+
+    def __init__(
+        self,
+        store: base.Store,
+        lease: base.Lease,
+        agent: Agent[Any],
+        model: Model,
+        *,
+        writer: Callable[[Writer], None] = lambda writer: None,
+        deps: Any,
+        listen: Callable[[Event], None],
+        keeper: Keeper,
+        threads: Executor,
+        patience: timedelta,
+        lease_s: float,
+        guarded: bool = False,
+        sleeps: bool = True,
+    ) -> None:
+        self.store, self.agent, self.model, self.deps = store, agent, model, deps
+        self.listen, self.keeper, self.threads, self.patience, self.sleeps = listen, keeper, threads, patience, sleeps
+        self.head_row: base.Head | None = None
+        self.writer = Writer(store, lease, agent.policy(self.head, guarded=guarded), keep=self._keep, lease_s=lease_s)
+        writer(self.writer)
+        self.saving = asyncio.Lock()
+        self.tasks: dict[str, asyncio.Task[r.Entry | None]] = {}
+        self.news = asyncio.Event()
+        self.lost = False
+        self.draining = False
+        self.drained_at: float | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        if self._loop is None or self._loop.is_closed():
+            self._loop = asyncio.get_running_loop()
+        return self._loop
+
+    @property
+    def run(self) -> r.Run:
+        return self.writer.run
+
+    def head(self) -> RunHead:
+        """The run's head as of now, for `when`, `key` and `instructions`."""
+        assert self.head_row is not None
+        run = self.run
+        now = replace(
+            self.head_row, seq=run.seq, model_calls=run.model_calls, input_tokens=run.input_tokens, output_tokens=run.output_tokens,
+            status=self.writer.status or self.head_row.status)  # fmt: skip
+        return RunHead(**head_fields(now))
+
+    def drain(self, grace: timedelta) -> None:
+        """Begin nothing new; what runs gets `grace`, then the lease goes back, due at once."""
+        self.draining = True
+        self.drained_at = monotonic() + grace.total_seconds()
+        self.news.set()
+
+    # ---- the loop -----------------------------------------------------------------------------------------------------------
+
+    async def __call__(self) -> s.Wait | s.Finish | None:
+        """Drive until the run waits or ends; None: it was given back for somebody else to go on.
+
+        Raises LeaseLost (what was running is stopped; results that come late are filed as such) and StoreError.
+        """
+        self.keeper.add(self.writer.lease, self._news)
+        try:
+            saved = await self._begin()
+            while not saved.released:
+                saved = await self._take(saved.step)
+            point("release.after")
+            return saved.step if isinstance(saved.step, s.Wait | s.Finish) else None
+        finally:
+            self.keeper.remove(self.writer.lease.run_id)
+            await self._stop_tasks()
+
+    async def one(self, call: s.RunCall) -> Saved:
+        """Run one call and save what came of it: for a program that drives by hand."""
+        self._loop, self.saving, self.news = asyncio.get_running_loop(), asyncio.Lock(), asyncio.Event()
+        fact = await self._call(call)
+        async with self.saving:
+            return await self._thread(lambda: self.writer.save([fact] if fact is not None else []))
+
+    async def _begin(self) -> Saved:
+        self.head_row = await self._blocking(self.store.head, self.writer.lease.run_id)
+        self.writer.status = self.head_row.status
+        try:
+            await self._blocking(self.writer.load)
+        except InvariantViolated as e:
+            return await self._mark(e)
+        return await self._save(await self._blocking(self.found_on_take_over))
+
+    async def _mark(self, e: OutlastError) -> Saved:
+        """A run whose journal cannot be read is stopped and marked; the others go on."""
+        head = base.NewHead(status="failed", reason=str(e), release=True)
+        place = base.Place(self.head_row.entries, self.head_row.seq) if self.head_row else base.Place()
+        await self._blocking(lambda: self.store.mark(self.writer.lease, head))
+        log.error("run %s: %s", self.writer.lease.run_id, e, extra={"run_id": self.writer.lease.run_id, "seq": place.seq})
+        self.writer.released = True
+        return Saved(s.Finish("failed", str(e)), (), "failed", str(e), released=True)
+
+    def found_on_take_over(self) -> list[r.Entry]:
+        """What a claim of a lease that nobody released has to write down first."""
+        lease, run = self.writer.lease, self.run
+        if not lease.taken_over or (run.ended and not run.calls):
+            return []
+        now = self.store.now()
+        if lease.attempts >= POISON:
+            return [*s.closing(run, "not run"), r.RunEnded("failed", f"worker died {lease.attempts} times while {_doing(run)}")]
+        dead = [c.id for c in run.calls if c.begun and c.started and owner.provably_dead(c.started.owner) and (c.may_act_until or now) > now + s.LATE_WIRE]
+        facts: list[r.Entry] = [r.WorkerDied(dead, now + s.LATE_WIRE)] if dead else []
+        step = s.settled(r.fold(run, facts), self.writer.policy, now)[2]
+        if isinstance(step, s.CallModel):
+            facts.append(r.ModelCallLost(input_tokens=sum(len(str(x.get("content"))) for x in run.messages) // CHARS_PER_TOKEN))
+        return facts
+
+    async def _take(self, step: s.Step) -> Saved:
+        match step:
+            case s.CallModel() if not self.draining:
+                return await self._ask_model()
+            case s.RunCalls(calls) if not self.draining:
+                for call in calls:
+                    self.tasks[call.call_id] = asyncio.ensure_future(self._call(call))
+                return await self._listen(None)
+            case s.Wait(until=until):
+                return await self._listen(until)
+            case s.Finish():
+                raise InvariantViolated(f"run {self.run.id} is over and its lease was kept", run_id=self.run.id)
+            case _:  # draining
+                return await (self._listen(None) if self.tasks else self._save([]))
+
+    async def _listen(self, until: datetime | None) -> Saved:
+        """Until a call is back, something came from outside, or an instant of the run has passed."""
+        timeout = (until - self.store.now()).total_seconds() if until and self.sleeps else None
+        if self.drained_at is not None:
+            left = self.drained_at - monotonic()
+            timeout = min(left, timeout) if timeout is not None else left
+        news = asyncio.ensure_future(self.news.wait())
+        try:
+            await asyncio.wait({*self.tasks.values(), news}, timeout=max(timeout, 0.001) if timeout is not None else None, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            news.cancel()
+        self._raise_if_lost()
+        self.news.clear()
+        if self.drained_at is not None and monotonic() >= self.drained_at:
+            return await self._save(await self._stop_tasks())
+        done = [call_id for call_id, task in self.tasks.items() if task.done()]
+        facts = [self.tasks.pop(call_id).result() for call_id in done]
+        if not done:
+            async with self.saving:
+                await self._thread(self.writer.load)
+        return await self._save([fact for fact in facts if fact is not None])
+
+    def _keep(self, step: s.Step, now: datetime) -> bool:
+        """A short timer is slept through: giving the lease back would cost more than it frees."""
+        if self.draining or not self.sleeps:
+            return False
+        return isinstance(step, s.Wait) and step.status == "waiting_for_timer" and step.until is not None and step.until - now <= self.patience
+
+    # ---- the model ------------------------------------------------------------------------------------------------------------
+
+    async def _ask_model(self) -> Saved:
+        task = asyncio.ensure_future(self._ask())
+        while not task.done():
+            news = asyncio.ensure_future(self.news.wait())
+            left = self.drained_at - monotonic() if self.drained_at is not None else None
+            await asyncio.wait({task, news}, timeout=max(left, 0.001) if left is not None else None, return_when=asyncio.FIRST_COMPLETED)
+            news.cancel()
+            self.news.clear()
+            if task.done():
+                break
+            if self.lost or (self.drained_at is not None and monotonic() >= self.drained_at):
+                task.cancel()
+                await asyncio.wait({task}, timeout=perform.GRACE_S)
+                self._raise_if_lost()
+                return await self._save([])
+        return await self._save(task.result())
+
+    async def _ask(self) -> Sequence[r.Entry]:
+        run, seq = self.run, self.run.seq + 1
+        emitted = False
+
+        def emit(text: str) -> None:
+            nonlocal emitted
+            emitted = True
+            self.listen(Event("text", run.id, seq, text, None, None, self.store.now()))
+
+        started = monotonic()
+        try:
+            request = ModelRequest(
+                messages=list(run.messages), instructions=self.agent.instructions_for(self.head()), tools=[t.schema for t in self.agent.tools],
+                output_schema=self.agent.output_schema, settings=self._settings(), emit=emit)  # fmt: skip
+            point("model.before")
+            answer: Any = self.model(request)
+            if asyncio.iscoroutine(answer) or isinstance(answer, asyncio.Future):
+                answer = await answer
+            point("model.after")
+            return self._heard(answer, {"latency_ms": int((monotonic() - started) * 1000), "attempt": run.model_failures + 1})
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            failed = self._model_failed(ModelError("the model call was cancelled by itself", retryable=True))
+        except (LeaseLost, StoreError):
+            raise
+        except Exception as e:  # noqa: BLE001 - a person's model: anything may come
+            failed = self._model_failed(e)
+        if emitted:
+            self.listen(Event("reset", run.id, seq, None, None, None, self.store.now()))
+        return [failed]
+
+    def _heard(self, answer: Any, beside: dict[str, Any]) -> list[r.Entry]:
+        try:
+            entries = s.heard(self.run, answer, self.writer.policy)
+        except (m.BadMessage, codec.Unstorable) as e:
+            return [r.ModelFailed(f"the model's answer cannot be saved: {e}", self.run.model_failures + 1, None)]
+        first = entries[0]
+        return [replace(first, meta={**(first.meta or {}), **beside}), *entries[1:]]
+
+    def _settings(self) -> dict[str, Any]:
+        """The agent's settings, and the container that the last answer ran in."""
+        settings = dict(self.agent.model_settings)
+        container = self.writer.container()
+        return {**settings, "container": container} if container and "container" not in settings else settings
+
+    def _model_failed(self, e: Exception) -> r.ModelFailed:
+        attempt, retry = self.run.model_failures + 1, self.agent.retry
+        retryable = isinstance(e, ModelError) and e.retryable
+        why = str(e) if isinstance(e, OutlastError) else f"the model failed: {type(e).__name__}: {' '.join(str(e).split())[:2000]}"
+        status = e.status if isinstance(e, ModelError) else None
+        if not retryable or attempt >= retry.attempts:
+            tried = f" (tried {m.plural(attempt, 'time')})" if attempt > 1 else ""
+            hint = f"; {e.hint}" if isinstance(e, OutlastError) and e.hint else ""
+            return r.ModelFailed(f"{why}{tried}{hint}", attempt, None, status)
+        delay = retry.delay(attempt, e.retry_after if isinstance(e, ModelError) else None)
+        return r.ModelFailed(why, attempt, self.store.now() + delay, status)
+
+    # ---- the calls --------------------------------------------------------------------------------------------------------------
+
+    async def _call(self, call: s.RunCall) -> r.Entry | None:
+        """One call by its effect: the fact that came of it, or None where nothing was begun because something came in between."""
+        entry, tool = self.run.call(call.call_id), self.agent.tool(call.name)
+        if entry is None or tool is None or entry.result is not None:
+            return None
+        late = self._late_for(call, entry)
+        if call.check:
+            outcome = await perform.look(call, tool, self._context(call, tool, entry))
+            if outcome.kind == "happened":
+                content, is_error = codec.result_content(outcome.result)
+                return r.CallFinished(call.call_id, content, is_error=is_error, how="verified")
+            if outcome.kind == "unknown":
+                return r.CallDoubted(call.call_id, outcome.reason or "the check cannot tell", checked=True)
+            if entry.doubt is not None:  # an exception, and surely not done: the model may read it
+                return r.CallFinished(call.call_id, f"{call.name} failed: {entry.doubt}", is_error=True)
+        begun_at = monotonic()
+        if call.intent and not await self._intend(call, tool):
+            return None
+        if call.intent and monotonic() - begun_at >= LATE_START.total_seconds():
+            return r.CallSkipped(call.call_id, f"it could not begin within {LATE_START.seconds} s of its intent")
+        self._raise_if_lost()
+        started = monotonic()
+        ended = await perform.act(call, tool, self._context(call, tool, entry), late)
+        fact = perform.fact(call, self.run.call(call.call_id) or entry, tool, ended, self.store.now())
+        return replace(fact, meta={"ms": int((monotonic() - started) * 1000), "attempt": call.attempt})
+
+    async def _intend(self, call: s.RunCall, tool: Tool[..., Any]) -> bool:
+        lasts = tool.timeout + LATE_START
+        intent = r.CallStarted(call.call_id, call.key, call.effect, call.attempt, self.store.now() + lasts, owner.me(), codec.digest(call.args))
+        async with self.saving:
+            return await self._thread(self.writer.propose, intent, lasts)
+
+    def _context(self, call: s.RunCall, tool: Tool[..., Any], entry: r.Call) -> ToolContext[Any]:
+        attempt = call.attempt + (self.writer.lease.taken_over and self.writer.fresh and not call.intent)
+        return ToolContext(
+            run_id=self.run.id, call_id=call.call_id, idempotency_key=call.key, agent=self.agent.name, attempt=attempt,
+            deadline=self.store.now() + tool.timeout, tags=dict(self.run.tags), deps=self.deps, decision=self._decision(entry))  # fmt: skip
+
+    def _decision(self, entry: r.Call) -> Gate | None:
+        approved = entry.gate("approval")
+        if approved is None or approved.outcome != "approved" or self.head_row is None:
+            return None
+        from outlast.core.gate import row
+
+        return gate_of(self.head_row, row(self.run, entry, approved, approved.closed.at if approved.closed else None))
+
+    def _late_for(self, call: s.RunCall, entry: r.Call) -> perform.Late:
+        """Files a result that came too late to be one: evidence on the call; it changes no message."""
+        run_id, now = self.run.id, self.store.now()
+
+        def file(ended: perform.Ended) -> None:
+            if ended.raised is not None and not isinstance(ended.raised, Exception):
+                return
+            late = r.LateResult(call.call_id, why="it came after its time-out, or after its lease was lost")
+            if ended.raised is not None:
+                late = replace(late, content=perform.describe(ended.raised), is_error=True)
+            else:
+                found = perform.result(entry, ended.value, now)
+                if isinstance(found, r.CallFinished):
+                    late = replace(late, content=found.content, is_error=found.is_error)
+            try:
+                self.store.outside(run_id, lambda tail: late_result(tail, late))
+            except OutlastError as e:
+                log.warning("run %s: a late result of %s could not be filed: %s", run_id, call.name, e, extra={"run_id": run_id, "call_id": call.call_id})
+
+        return lambda ended: self.threads.submit(file, ended) and None
+
+    async def _stop_tasks(self) -> list[r.Entry]:
+        """Cancel what still runs: what is begun and not answered is in doubt, and the journal says so."""
+        tasks, self.tasks = self.tasks, {}
+        for task in tasks.values():
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks.values(), timeout=2 * perform.GRACE_S)
+        facts: list[r.Entry] = []
+        for call_id, task in tasks.items():
+            call = self.run.call(call_id)
+            if task.done() and not task.cancelled() and task.exception() is None and (fact := task.result()) is not None:
+                facts.append(fact)
+            elif call is not None and call.begun and call.effect == "at_most_once" and call.doubt is None:
+                facts.append(r.CallDoubted(call_id, "the worker was stopped while it ran"))
+        return facts
+
+    # ---- saving -----------------------------------------------------------------------------------------------------------------
+
+    async def _save(self, facts: Sequence[r.Entry]) -> Saved:
+        async with self.saving:
+            self._raise_if_lost()
+            saved = await self._thread(lambda: self.writer.save(facts, tuple(self.tasks), draining=self.draining))
+        self.keeper.update(self.writer.lease)
+        self.tell(saved)
+        return saved
+
+    def tell(self, saved: Saved) -> None:
+        seq, now = self.run.seq - sum(isinstance(e, r.MessageAdded) for e in saved.entries), self.store.now()
+        for entry in saved.entries:
+            if isinstance(entry, r.MessageAdded):
+                seq += 1
+                self.listen(Event("checkpoint", self.run.id, seq, None, entry.message, saved.status, now))  # type: ignore[arg-type]  # a status is one of the eleven
+        if saved.released and self.head_row is not None:
+            status: Any = saved.status
+            head = replace(self.head(), status=status, reason=saved.reason, updated_at=now)
+            self.listen(Event("run", self.run.id, self.run.seq, None, None, status, now, head))
+
+    def _news(self, renewed: base.Renewed) -> None:
+        """From the keeper's thread."""
+        if not renewed.held:
+            self.lost = True
+        elif renewed.entries <= self.writer.place.entries:
+            return
+        try:
+            self.loop.call_soon_threadsafe(self.news.set)
+        except RuntimeError:  # the loop is gone, and this run with it
+            self.keeper.remove(renewed.run_id)
+
+    def _raise_if_lost(self) -> None:
+        if self.lost:
+            raise LeaseLost(f"run {self.run.id} is held by somebody else now", run_id=self.run.id)
+
+    async def _blocking(self, f: Callable[..., T], *args: Any) -> T:
+        return await self._thread(f, *args)
+
+    async def _thread(self, f: Callable[..., T], *args: Any) -> T:
+        """Run a store call in a thread. A cancelled waiter's call still counts as made: it is waited for."""
+        future = self.loop.run_in_executor(self.threads, lambda: f(*args))
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            if not future.done():
+                await asyncio.wait({future})
+            raise
+
+
+def _doing(run: r.Run) -> str:
+    """What a worker was at when it died, in words."""
+    begun = [c.name for c in run.calls if c.result is None and c.begun] or [c.name for c in run.calls if c.result is None]
+    return f"running tool {', '.join(begun)}" if begun else "asking the model"
+
+
+def late_result(tail: base.Tail, late: r.LateResult) -> base.Outside:
+    """The plan of a late result: it answers an open verification gate of its call, and is evidence else."""
+    from outlast.core.gate import projection
+
+    call = tail.run.call(late.call_id)
+    entry = r.stored(replace(late, at=tail.now))
+    _, rows = projection(tail.run, [entry])
+    answers = call is not None and any(row.outcome is not None for row in rows)
+    return base.Outside([entry], status="running" if answers else None, gates=rows, wake=answers)

@@ -1,0 +1,102 @@
+"""The keeper of a process's leases: one thread that renews them all and listens for what others write to their runs.
+
+A thread of its own, so that a tool that blocks the event loop starves no lease. A renewal that finds a lease gone, and a journal that grew
+from outside, are told to the driver of that run at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from outlast.errors import StoreError
+from outlast.runtime.clock import monotonic
+from outlast.stores import base
+
+log = logging.getLogger("outlast.worker")
+
+LOOK_S = 0.2  # at most so often is the store asked what is new for the runs held here
+
+
+@dataclass
+class _Held:
+    lease: base.Lease
+    news: Callable[[base.Renewed], None]
+
+
+class Keeper:
+    """Renews every third of the lease. `alive()` is what `/livez` asks."""
+
+    def __init__(self, store: base.Store, lease_s: float) -> None:
+        self.store, self.lease_s = store, lease_s
+        self._held: dict[str, _Held] = {}
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._wake = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.store_ok_at = monotonic()
+        self.lost_store = False
+
+    def add(self, lease: base.Lease, news: Callable[[base.Renewed], None]) -> None:
+        """Keep this lease until `remove`; `news` is called from the keeper's thread."""
+        with self._lock:
+            self._held[lease.run_id] = _Held(lease, news)
+            if self._thread is None or not self._thread.is_alive():
+                self._stop.clear()
+                self._thread = threading.Thread(target=self._keep, name="outlast leases", daemon=True)
+                self._thread.start()
+
+    def update(self, lease: base.Lease) -> None:
+        """The same run under a new fence (after an unknown commit)."""
+        with self._lock:
+            if lease.run_id in self._held:
+                self._held[lease.run_id].lease = lease
+
+    def remove(self, run_id: str) -> None:
+        with self._lock:
+            self._held.pop(run_id, None)
+
+    def alive(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def close(self) -> None:
+        self._stop.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout=2)
+        self._thread = None
+
+    def _keep(self) -> None:
+        renew_at, seen = monotonic() + self.lease_s / 3, None
+        while not self._stop.is_set():
+            with self._lock:
+                held = dict(self._held)
+            if not held:
+                if self._stop.wait(LOOK_S):
+                    return
+                renew_at = min(renew_at, monotonic() + self.lease_s / 3)
+                with self._lock:
+                    if not self._held:
+                        self._thread = None  # nothing to keep: a next `add` starts another thread
+                        return
+                continue
+            try:
+                now = monotonic()
+                if now >= renew_at:
+                    renew_at = now + self.lease_s / 3
+                    found = self.store.renew([h.lease for h in held.values()], lease_s=self.lease_s)
+                else:
+                    seen = self.store.wait_for_change(seen, max(min(renew_at - now, 1.0), 0.01))
+                    found = self.store.peek([h.lease for h in held.values()])
+                    self._stop.wait(LOOK_S)
+                self.store_ok_at, self.lost_store = monotonic(), False
+            except StoreError as e:
+                self.lost_store = True
+                log.warning("leases could not be renewed: %s", e)
+                renew_at = monotonic() + min(1.0, self.lease_s / 10)
+                self._stop.wait(min(1.0, self.lease_s / 10))
+                continue
+            for renewed in found:
+                if renewed.run_id in held:
+                    held[renewed.run_id].news(renewed)

@@ -1,0 +1,197 @@
+"""A worker: takes runs that are due and drives each until it waits or ends, many at once.
+
+    look -> claim a batch -> drive each as a task -> look again when one is back, something changed in the store, or an instant has come
+
+Rules
+1. Correctness never depends on this loop's timing: what is due stays due until somebody claims it.
+2. One run's trouble is that run's: its task ends, the others go on.
+3. After the store was lost, a worker renews first, and takes no lease that ran out for one lease period: their holders lost it as well.
+4. A run whose worker died is driven alone, in a process of its own: its next death takes nobody along.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from outlast.errors import LeaseLost, OutlastError, StoreError
+from outlast.runtime.clock import monotonic
+from outlast.runtime.crashpoints import point
+from outlast.runtime.drive import Drive
+from outlast.runtime.leases import Keeper
+from outlast.stores import base, owner
+
+log = logging.getLogger("outlast.worker")
+
+IDLE_S = 1.0  # the longest wait between two looks: the safety net under every wake-up
+REAP_S = 2.0  # how often dead processes' leases are looked for
+SOON = timedelta(seconds=60)  # `until_idle` waits for a timer that is at most so far away
+ALONE_FROM = 2  # attempts: from the second on a run is driven alone
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a worker's code has, asked of a parked run's `needs`."""
+
+    satisfies: Callable[[str, str], bool]
+
+
+class Worker:
+    """Args:
+    drive: makes the Drive of a lease.
+    alone: drives a lease in a process of its own; None: not possible here, it is driven like the others.
+    satisfies: (agent, needs) of a parked run -> does this code have it?
+    """
+
+    def __init__(
+        self,
+        store: base.Store,
+        keeper: Keeper,
+        *,
+        agents: Sequence[str],
+        concurrency: int,
+        grace: timedelta,
+        lease_s: float,
+        until_idle: bool,
+        drive: Callable[[base.Lease], Drive],
+        blocking: Callable[..., Awaitable[Any]],
+        satisfies: Callable[[str, str], bool],
+        alone: Callable[[base.Lease], Awaitable[None]] | None = None,
+        sweep: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        self.store, self.keeper, self.agents, self.concurrency, self.grace = store, keeper, list(agents), concurrency, grace
+        self.lease_s, self.until_idle, self.drive, self.blocking = lease_s, until_idle, drive, blocking
+        self.satisfies, self.alone, self.sweep = satisfies, alone, sweep
+        self.running: dict[asyncio.Task[None], Drive | None] = {}
+        self.changed = asyncio.Event()
+        self.reaped_at = 0.0
+        self.ready = False
+        self.no_takeover_until = 0.0
+
+    async def __call__(self) -> None:
+        """Work until cancelled (which drains), or with `until_idle` until every unfinished run waits."""
+        watcher = asyncio.ensure_future(self._watch())
+        try:
+            while True:
+                await self._take()
+                if self.until_idle and not self.running and await self._idle():
+                    return
+                await self._pause()
+        except asyncio.CancelledError:
+            await self._drain()
+            raise
+        finally:
+            watcher.cancel()
+            self.keeper_done()
+
+    def keeper_done(self) -> None:
+        for task in self.running:
+            task.cancel()
+
+    # ---- finding work -------------------------------------------------------------------------------------------------------
+
+    async def _take(self) -> None:
+        free = self.concurrency - len(self.running)
+        if free <= 0:
+            return
+        try:
+            if monotonic() - self.reaped_at >= REAP_S:
+                self.reaped_at = monotonic()
+                if monotonic() >= self.no_takeover_until:
+                    await self.blocking(self.store.reap)
+            parked = await self.blocking(lambda: self.store.parked(agents=self.agents))
+            needs = [(agent, what) for agent, what in parked if self.satisfies(agent, what)]
+            leases = await self.blocking(
+                lambda: self.store.claim(owner.me(), agents=self.agents, limit=free, lease_s=self.lease_s, needs=needs))  # fmt: skip
+            self.ready = True
+        except StoreError as e:
+            self.ready = False
+            self.no_takeover_until = monotonic() + self.lease_s
+            log.warning("no work could be taken: %s", e)
+            return
+        for lease in leases:
+            point("claim.after")
+            self._begin(lease)
+
+    def _begin(self, lease: base.Lease) -> None:
+        if lease.attempts >= ALONE_FROM and self.alone is not None:
+            task = asyncio.ensure_future(self.alone(lease))
+            self.running[task] = None
+        else:
+            drive = self.drive(lease)
+            task = asyncio.ensure_future(self._drive(drive))
+            self.running[task] = drive
+        task.add_done_callback(self._back)
+
+    async def _drive(self, drive: Drive) -> None:
+        run_id = drive.writer.lease.run_id
+        extra = {"run_id": run_id, "worker": owner.short(owner.me()), "seq": None, "call_id": None}
+        try:
+            step = await drive()
+            log.info("run %s: %s", run_id, getattr(step, "status", "given back"), extra=extra)
+        except LeaseLost as e:
+            log.warning("run %s: %s; stopped", run_id, e, extra=extra)
+        except OutlastError as e:
+            log.error("run %s: %s", run_id, e, extra=extra)
+        except Exception:
+            log.exception("run %s: a bug of ours; its lease will run out and it is tried again", run_id, extra=extra)
+
+    def _back(self, task: asyncio.Task[None]) -> None:
+        self.running.pop(task, None)
+        self.changed.set()
+        if not task.cancelled() and task.exception() is not None:
+            log.error("a run's task ended badly: %r", task.exception())
+
+    async def _pause(self) -> None:
+        """Until a run is back, the store changed, or the safety net's time."""
+        try:
+            await asyncio.wait_for(self.changed.wait(), IDLE_S)
+        except TimeoutError:
+            return
+        self.changed.clear()
+
+    async def _watch(self) -> None:
+        """Wakes the loop when something was committed: an idle worker sleeps on the store, not on a timer."""
+        seen: int | None = None
+        swept_at = monotonic()
+        while True:
+            try:
+                seen = await self.blocking(lambda seen=seen: self.store.wait_for_change(seen, IDLE_S))
+                self.changed.set()
+                if self.sweep is not None and monotonic() - swept_at >= self.lease_s:
+                    swept_at = monotonic()
+                    await self.sweep()
+            except StoreError as e:
+                log.warning("%s", e)
+                await asyncio.sleep(IDLE_S)
+
+    async def _idle(self) -> bool:
+        """Does every unfinished run of these agents wait (a timer: for longer than a minute)?"""
+        try:
+            count, _ = await self.blocking(lambda: self.store.pending(agents=self.agents, within=SOON))
+        except StoreError as e:
+            log.warning("%s", e)
+            return False
+        return bool(count == 0)
+
+    # ---- stopping -------------------------------------------------------------------------------------------------------------
+
+    async def _drain(self) -> None:
+        """No new claims; what runs gets the grace time, results that come in are saved, leases go back at once."""
+        if self.running:
+            log.info("stopping: %d running get %s s", len(self.running), self.grace.total_seconds())
+        for drive in self.running.values():
+            if drive is not None:
+                drive.drain(self.grace)
+        if self.running:
+            await asyncio.wait(list(self.running), timeout=self.grace.total_seconds() + 5)
+
+
+def child_command(target: str, run_id: str, store_url: str) -> list[str]:
+    """The command that drives one run alone, in a process of its own."""
+    return [sys.executable, "-m", "outlast", "--app", target, "--store", store_url, "resume", run_id]

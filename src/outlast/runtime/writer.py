@@ -1,0 +1,253 @@
+"""The holder's side of the journal: what a lease holder knows of its run, and how it saves.
+
+Blocking and for one thread at a time: one append per run is in flight. Rules
+
+1. What is folded is what is stored: every fact goes through the codec before it is folded.
+2. A refused append (`Behind`) keeps the facts and works out the consequences anew, the second time under the lock of the run's row.
+3. An intent is a proposal: if anything came in between, it is dropped.
+4. A commit whose answer is lost is settled by `reclaim` before anything else is done; then what stands at the expected place is compared.
+5. A result that could not be saved is kept and saved again until it is in or the lease is gone; what it stands for is never repeated.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from outlast.core import codec, gate, step as s
+from outlast.core import run as r
+from outlast.errors import CommitUnknown, InvariantViolated, LeaseLost, StoreError
+from outlast.stores import base
+
+log = logging.getLogger("outlast.worker")
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 5.0  # between attempts to save while the store fails
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What an append left: the step that remains, and what it made visible."""
+
+    step: s.Step
+    entries: Sequence[r.Entry] = ()
+    status: str = "running"
+    reason: str | None = None
+    released: bool = False
+
+
+Keep = Callable[[s.Step, datetime], bool]
+
+
+class Writer:
+    """One run under one lease.
+
+    `policy`: what the code says. `keep(step, now)`: is the lease kept although the run waits (a short timer)? `notices`: who is to be told
+    of the gates of a batch. `children`: the runs that answer calls of this one. `parent`: what the end of this run tells its parent.
+    """
+
+    def __init__(
+        self,
+        store: base.Store,
+        lease: base.Lease,
+        policy: s.Policy,
+        *,
+        keep: Keep = lambda step, now: False,
+        notices: Callable[[r.Run, Sequence[gate.GateRow], datetime], Sequence[base.NewNotice]] = lambda run, rows, now: (),
+        children: Callable[[r.Run, Sequence[r.Entry]], Sequence[base.NewRun]] = lambda run, entries: (),
+        parent: Callable[[r.Run, s.Step], base.ParentEntry | None] = lambda run, step: None,
+        lease_s: float = 30,
+    ) -> None:
+        self.store, self.lease, self.policy = store, lease, policy
+        self.keep, self.notices, self.children, self.parent, self.lease_s = keep, notices, children, parent, lease_s
+        self.run = r.Run(lease.run_id)
+        self.place = base.Place()
+        self.status = ""
+        self.fresh = True  # nothing was appended under this lease yet
+        self.released = False
+        self.stopped = threading.Event()  # stop trying to save: the process is going down
+
+    # ---- reading ------------------------------------------------------------------------------------------------------------
+
+    def load(self) -> None:
+        """Read what is new since the last look. Raises StoreError; a broken journal is InvariantViolated with the entry's number."""
+        try:
+            entries, self.place = self.store.load(self.lease.run_no, after=self.place)
+        except codec.Unstorable as e:
+            raise InvariantViolated(f"run {self.lease.run_id}: {e}", run_id=self.lease.run_id, hint=f"outlast show {self.lease.run_id} --journal") from e
+        self.run = r.fold(self.run, entries)
+
+    # ---- saving -------------------------------------------------------------------------------------------------------------
+
+    def save(self, facts: Sequence[r.Entry], in_flight: Collection[str] = (), *, draining: bool = False) -> Saved:
+        """Save facts and all that follows from them: the step that remains.
+
+        `draining`: give the lease back unless calls are in flight, due at once.
+        Raises LeaseLost; StoreError only where there are no facts to lose.
+        """
+        return self._save(facts, in_flight, draining=draining, facts_only=False)
+
+    def _save(self, facts: Sequence[r.Entry], in_flight: Collection[str], *, draining: bool, facts_only: bool) -> Saved:
+        pause, tries = FIRST_PAUSE_S, 0
+        while True:
+            now = self.store.now()
+            ready = [r.stored(replace(fact, at=now)) for fact in facts]
+            plan = _Plan(self, ready, in_flight, draining=draining)
+            batch = plan.on(self.run, now)
+            if not batch.entries and not plan.writes_head(batch):
+                return plan.saved(batch)
+            try:
+                if tries == 0:
+                    answer = self.store.append(self.lease, self.place, batch, now=now)
+                    if isinstance(answer, base.Behind):
+                        self.run, self.place, tries = r.fold(self.run, answer.entries), answer.place, 1
+                        continue
+                    appended, others = answer, ()
+                else:
+                    appended, others = self._locked(plan, now)
+                    assert plan.batch is not None
+                    batch = plan.batch
+            except CommitUnknown as e:
+                log.warning("run %s: %s; reading what stands", self.lease.run_id, e, extra={"run_id": self.lease.run_id})
+                if self._stood(batch):
+                    facts = ()
+                continue
+            except LeaseLost:
+                raise
+            except StoreError as e:
+                if not facts or self.stopped.wait(pause):
+                    raise
+                log.warning("run %s: what was done could not be saved yet, it is kept: %s", self.lease.run_id, e, extra={"run_id": self.lease.run_id})
+                pause = min(pause * 2, LONGEST_PAUSE_S)
+                continue
+            self.run, self.place = plan.after, appended.place
+            self.status, self.fresh = batch.head.status, self.fresh and not batch.progress
+            self.released = batch.head.release
+            return plan.saved(batch)
+
+    def _locked(self, plan: _Plan, now: datetime) -> tuple[base.Appended, Sequence[r.Entry]]:
+        def under_lock(entries: Sequence[r.Entry], place: base.Place) -> base.Batch:
+            return plan.on(r.fold(self.run, entries), now)
+
+        return self.store.append_locked(self.lease, self.place, under_lock, now=now)
+
+    def propose(self, intent: r.CallStarted, extend: timedelta) -> bool:
+        """Save an intent if nothing came in between; False: decide again, nothing was saved. Raises LeaseLost, StoreError."""
+        now = self.store.now()
+        entry = r.stored(replace(intent, at=now))
+        after = r.apply(self.run, entry)
+        batch = base.Batch(entries=[entry], head=self._head(after, "running", None), seq=after.seq, extend_until=extend)
+        try:
+            answer = self.store.append(self.lease, self.place, batch, now=now)
+        except CommitUnknown:
+            return self._stood(batch)
+        if isinstance(answer, base.Behind):
+            self.run, self.place = r.fold(self.run, answer.entries), answer.place
+            return False
+        self.run, self.place, self.status = after, answer.place, "running"
+        return True
+
+    def container(self) -> str | None:
+        """The id of the container that the last answer ran in: the next request names it."""
+        return self.run.container
+
+    def _stood(self, batch: base.Batch) -> bool:
+        """Settle an unknown commit: did this batch stand? Raises LeaseLost."""
+        pause = FIRST_PAUSE_S
+        while True:
+            try:
+                self.lease = self.store.reclaim(self.lease, lease_s=self.lease_s)
+                entries, place = self.store.load(self.lease.run_no, after=self.place)
+                break
+            except LeaseLost:
+                raise
+            except StoreError as e:
+                log.warning("run %s: %s; nothing is done for it before this is settled", self.lease.run_id, e, extra={"run_id": self.lease.run_id})
+                if self.stopped.wait(pause):
+                    raise
+                pause = min(pause * 2, LONGEST_PAUSE_S)
+        ours = [r.to_row(e) for e in compact(batch.entries)]
+        stood = bool(ours) and [r.to_row(e) for e in entries[: len(ours)]] == ours
+        self.run, self.place = r.fold(self.run, entries), place
+        self.status = ""
+        return stood
+
+    def _head(self, run: r.Run, status: str, reason: str | None, **more: object) -> base.NewHead:
+        return base.NewHead(
+            status=status, reason=reason, agent_version=run.agent_version, model_calls=run.model_calls, input_tokens=run.input_tokens,
+            output_tokens=run.output_tokens, cache_read_tokens=run.cache_read_tokens, cache_write_tokens=run.cache_write_tokens,
+            **more)  # type: ignore[arg-type]  # release, wake_at, needs  # fmt: skip
+
+
+class _Plan:
+    """Facts and what follows from them on a given state of the run."""
+
+    def __init__(self, writer: Writer, facts: Sequence[r.Entry], in_flight: Collection[str], *, draining: bool) -> None:
+        self.writer, self.facts, self.in_flight, self.draining = writer, facts, in_flight, draining
+        self.batch: base.Batch | None = None
+        self.step: s.Step = s.CallModel()
+        self.after = writer.run
+
+    def on(self, before: r.Run, now: datetime) -> base.Batch:
+        w = self.writer
+        facts = [f for f in self.facts if _still(before, f)]
+        run = r.fold(before, facts)
+        _, consequences, self.step = s.settled(run, w.policy, now, self.in_flight)
+        entries = [*facts, *consequences]
+        if w.fresh and w.lease.taken_over and entries:
+            entries[0] = r.stored(replace(entries[0], meta={**(entries[0].meta or {}), "taken_over": True}))
+        self.after, gates = gate.projection(before, entries)
+        waits = isinstance(self.step, s.Wait | s.Finish) and not self.in_flight and not w.keep(self.step, now)
+        release = waits or (self.draining and not self.in_flight)
+        status, reason, wake_at, needs = _place_in_life(self.step, now)
+        if release and not waits:
+            wake_at, needs = now, None  # a drain: somebody else goes on at once
+        self.batch = base.Batch(
+            entries=compact(entries), seq=self.after.seq, gates=gates, notices=w.notices(self.after, gates, now),
+            head=w._head(self.after, status, reason, release=release, wake_at=wake_at if release else None, needs=needs if release else None),
+            children=w.children(self.after, entries), parent=w.parent(self.after, self.step) if entries else None,
+            progress=any(isinstance(e, _PROGRESS) for e in entries))  # fmt: skip
+        return self.batch
+
+    def writes_head(self, batch: base.Batch) -> bool:
+        return batch.head.release or batch.head.status != (self.writer.status or batch.head.status)
+
+    def saved(self, batch: base.Batch) -> Saved:
+        return Saved(self.step, batch.entries, batch.head.status, batch.head.reason, batch.head.release)
+
+
+_PROGRESS = (r.MessageAdded, r.CallFinished, r.GateOpened, r.GateMoved, r.GateExpired, r.GateWaived)
+
+
+def _still(run: r.Run, fact: r.Entry) -> bool:
+    """Is there still something that this fact is about? (A result of a call that was answered meanwhile is not.)"""
+    if isinstance(fact, r.CallFinished | r.CallFailed | r.CallDoubted | r.CallSkipped):
+        call = run.call(fact.call_id)
+        return call is not None and call.result is None or _opens(fact)
+    return True
+
+
+def _opens(fact: r.Entry) -> bool:
+    return isinstance(fact, r.CallFinished) and fact.how == "refused"  # saved with the answer that holds its call
+
+
+def _place_in_life(step: s.Step, now: datetime) -> tuple[str, str | None, datetime | None, str | None]:
+    """(status, reason, wake_at, needs) of a run whose next step this is."""
+    match step:
+        case s.Wait():
+            return step.status, step.reason if step.status != "running" else None, now if step.needs else step.until, step.needs
+        case s.Finish():
+            return step.status, step.reason, None, None
+        case _:
+            return "running", None, now, None
+
+
+def compact(entries: Sequence[r.Entry]) -> list[r.Entry]:
+    """Store each result once: where the user message that holds it is in the same append, its CallFinished has no content."""
+    ends = [n for n, e in enumerate(entries) if isinstance(e, r.MessageAdded) and e.message["role"] == "user"]
+    return [
+        replace(e, content=None) if isinstance(e, r.CallFinished) and e.content is not None and any(n > i for n in ends) else e
+        for i, e in enumerate(entries)
+    ]
