@@ -159,7 +159,7 @@ class Connections:
             db.close()
 
     def _held(self) -> list[apsw.Connection]:
-        return [db for db in (self._writer and self._writer.db, self._watcher, *self._idle) if db is not None]
+        return [db for db in (self._writer.db if self._writer else None, self._watcher, *self._idle) if db is not None]
 
     def suspend(self) -> None:
         """Before a fork: wait for what runs, then close. In memory there is nothing to close: the data would be gone."""
@@ -202,4 +202,4 @@ def _resume() -> None:
 
 def _start_anew() -> None:
     for connections in list(_all):
-        connections._disown()  # noqa: SLF001 - this file's own class
+        connections._disown()

@@ -32,9 +32,9 @@ def _cause(error: apsw.Error) -> tuple[str, str]:
         case apsw.FullError():
             return "disk full", "free some space, then try again"
         case apsw.CorruptError() | apsw.NotADBError():
-            return f"the file is damaged ({said})", "keep a copy of the file and its -wal, look with `outlast store check`, and restore a backup"
+            return f"the file is damaged ({said})", "keep the file and its -wal, look with `outlast store check`, restore a backup"
         case apsw.ReadOnlyError() | apsw.PermissionsError() | apsw.AuthError():
-            return f"the file or its directory cannot be written ({said})", "give this user the right to write the file, its -wal and its directory"
+            return f"the file or its directory cannot be written ({said})", "let this user write the file, its -wal and its directory"
         case apsw.CantOpenError():
             return f"cannot be opened ({said})", "look at the rights of the file, its -wal and -shm, and its directory"
         case apsw.IOError():

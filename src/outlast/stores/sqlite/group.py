@@ -41,7 +41,8 @@ class _Job(Generic[T]):
 class Writer:
     """All writes of one process to one file."""
 
-    def __init__(self, db: apsw.Connection, path: str, *, busy_s: float, point: Callable[[str], None], committed: Callable[[], None]) -> None:
+    def __init__(self, db: apsw.Connection, path: str, *, busy_s: float, point: Callable[[str], None],
+                 committed: Callable[[], None]) -> None:  # fmt: skip
         self.db = db
         self.commits = 0  # since opened
         self._path = path
@@ -104,7 +105,7 @@ class Writer:
         except Exception as e:  # noqa: BLE001 - each error is handed to the thread that asked
             self._roll_back()
             self._fail(batch, e, committing=committing)
-        except BaseException as e:  # Ctrl-C, or a simulated death: to the leader as it is, to the others as what they must take it for
+        except BaseException as e:  # noqa: BLE001 - Ctrl-C or a simulated death: to the leader as it is, to the others as an error
             self._roll_back()
             if not committed:
                 self._fail(batch[1:], StoreError(f"{self._path}: interrupted"), committing=committing)
@@ -153,7 +154,7 @@ class Writer:
             pass  # SQLite has rolled back by itself
 
 
-class _ThrownAway(Exception):  # noqa: N818 - an event inside this file, no error of the package
+class _ThrownAway(Exception):
     """SQLite rolled the whole transaction back."""
 
 

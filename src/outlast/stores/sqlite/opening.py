@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 from urllib.parse import quote
 
 import apsw
@@ -85,7 +85,7 @@ def reader(path: str, busy_s: float) -> apsw.Connection:
     if version < SCHEMA:
         db.close()
         raise StoreError(
-            f"{path}: its schema is version {version}, this program reads {SCHEMA}" if version else f"{path}: there is no store in this file yet",
+            f"{path}: {f'its schema is version {version}, this program reads {SCHEMA}' if version else 'there is no store in it yet'}",
             hint="outlast store migrate")  # fmt: skip
     return db
 
@@ -129,7 +129,8 @@ def _is_new(path: str) -> bool:
 
 def _no_orphan_wal(path: str, what: str) -> None:
     if _size(f"{path}-wal"):
-        raise StoreError(f"{path}: {what}: it may hold commits; both were left as they are", hint=f"restore the file, or move {path}-wal away")
+        hint = f"restore the file, or move {path}-wal away"
+        raise StoreError(f"{path}: {what}: it may hold commits; both were left as they are", hint=hint)
 
 
 def _refuse_foreign(path: str) -> None:
@@ -152,7 +153,8 @@ def _refuse_foreign(path: str) -> None:
 
 def _foreign(db: apsw.Connection, *, ours: bool) -> list[str]:
     """What is in the schema and not ours: in a file of ours the tables, in any other everything."""
-    rows = db.execute("SELECT type, name FROM sqlite_master WHERE name NOT LIKE 'sqlite~_%' ESCAPE '~' ORDER BY rowid").fetchall()
+    named = "SELECT type, name FROM sqlite_master WHERE name NOT LIKE 'sqlite~_%' ESCAPE '~' ORDER BY rowid"
+    rows: list[tuple[Any, ...]] = db.execute(named).fetchall()
     return [name for kind, name in rows if not ours or (kind == "table" and name not in TABLES)]
 
 
@@ -170,7 +172,8 @@ def _create(path: str) -> None:
     except FileExistsError:
         return
     except OSError as e:
-        raise StoreError(f"{path}: cannot be made: {e.strerror}", hint=f"give this user the right to write {Path(path).parent}, or name another store") from e
+        hint = f"let this user write in {Path(path).parent}, or name another store"
+        raise StoreError(f"{path}: cannot be made: {e.strerror}", hint=hint) from e
 
 
 def _size(path: str) -> int:
@@ -230,14 +233,16 @@ def _migrate(db: apsw.Connection, path: str, point: Callable[[str], None]) -> No
 
 
 def _version(db: apsw.Connection) -> int:
-    [(version,)] = db.execute("PRAGMA user_version").fetchall()
-    return int(version)
+    version = _pragma(db, "user_version")
+    assert isinstance(version, int)
+    return version
 
 
 def _judge_version(path: str, version: int) -> None:
     if version > SCHEMA:
         raise SchemaTooNew(
-            f"{path}: its schema is version {version}, this program knows up to {SCHEMA}; it was left as it is", hint="update outlast, or use the newer worker")
+            f"{path}: its schema is version {version}, this program knows up to {SCHEMA}; it was left as it is",
+            hint="update outlast, or use the newer worker")  # fmt: skip
 
 
 def _pragma(db: apsw.Connection, what: str) -> str | int:

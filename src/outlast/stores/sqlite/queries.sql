@@ -9,6 +9,9 @@ VALUES (:run_id, :agent, :agent_version, 'running', :entries, :seq, :now, :drive
         :input_digest, :format, :now, :now)
 ON CONFLICT (run_id) DO NOTHING RETURNING run_no
 
+-- held --
+SELECT lease_owner IS NOT NULL FROM run WHERE run_no = :run_no
+
 -- take --
 UPDATE run SET fence = fence + 1, nonce = :nonce, attempts = attempts + (lease_owner IS NOT NULL), lease_owner = :owner, lease_until = :until,
        lease_boot = :boot, lease_until_at = :until_at
@@ -55,6 +58,20 @@ RETURNING run.run_no
 
 -- lengths --
 SELECT run_no, fence, entries FROM run WHERE run_no IN (SELECT value FROM json_each(:numbers))
+
+-- holders_of --
+SELECT run_no, fence, entries, nonce, lease_owner FROM run WHERE run_no IN (SELECT value FROM json_each(:numbers))
+
+-- give_back --
+UPDATE run SET lease_owner = NULL, lease_until = NULL, lease_boot = NULL, lease_until_at = NULL, wake_at = :now
+ WHERE run_no = :run_no AND fence = :fence AND nonce = :nonce AND lease_owner IS NOT NULL
+RETURNING 1
+
+-- mark --
+UPDATE run SET lease_owner = NULL, lease_until = NULL, lease_boot = NULL, lease_until_at = NULL, wake_at = NULL, needs = NULL,
+       status = :status, reason = :reason, updated_at = :now
+ WHERE run_no = :run_no AND fence = :fence AND nonce = :nonce AND lease_owner IS NOT NULL
+RETURNING 1
 
 -- reclaim --  the nonce is random per claim: whoever knows it made the claim that stands, or its own reclaim whose answer was lost too
 UPDATE run SET fence = fence + 1, lease_owner = :owner, lease_until = :until, lease_boot = :boot, lease_until_at = :until_at
@@ -129,8 +146,8 @@ UPDATE run SET entries = entries + :n, seq = :seq, updated_at = :now WHERE run_n
 -- outside_status --
 UPDATE run SET status = :status, reason = :reason WHERE run_no = :run_no
 
--- outside_wake --  a run that is taken up again after its end starts anew
-UPDATE run SET wake_at = :now, needs = NULL, attempts = CASE WHEN :again THEN 0 ELSE attempts END WHERE run_no = :run_no
+-- outside_wake --
+UPDATE run SET wake_at = :now, needs = NULL, attempts = CASE WHEN :fresh THEN 0 ELSE attempts END WHERE run_no = :run_no
 
 -- outside_fence --
 UPDATE run SET fence = fence + 1, nonce = NULL, lease_owner = NULL, lease_until = NULL, lease_boot = NULL, lease_until_at = NULL, wake_at = NULL
@@ -207,3 +224,6 @@ SELECT {head_columns}, {gate_columns}
  WHERE g.outcome IS NULL AND g.kind IN ('approval', 'verification', 'budget')
    AND (:role IS NULL OR g.role = :role) AND (:agent IS NULL OR r.agent = :agent) AND (:tags = '{}' OR {has_tags})
  ORDER BY coalesce(g.deadline, 9223372036854775807), g.created_at, g.rowid LIMIT :limit
+
+-- check_heads --
+SELECT run_no, run_id, entries, seq, status, model_calls, input_tokens, output_tokens FROM run ORDER BY run_no

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
+
+import apsw
 
 from outlast.core import codec
 from outlast.core.gate import GateRow
 from outlast.core.run import EPOCH, Entry, MessageAdded, from_row, instant, ms, to_row
 from outlast.errors import InvariantViolated
+from outlast.stores import sql
 from outlast.stores.base import Head, JournalRow, Place, chain, genesis
 
+Q = sql.queries("outlast.stores.sqlite")
 HEAD = 30  # columns of `head_columns`
 Row = tuple[Any, ...]
+
+
+def ask(db: apsw.Connection, query: str, values: Mapping[str, Any] | Sequence[Any] = ()) -> list[Row]:
+    """All rows of a statement. Never a cursor half read: COMMIT would fail for as long as it lives."""
+    return db.execute(query, values).fetchall()
 
 
 def maybe_ms(at: datetime | None) -> int | None:
@@ -28,10 +37,11 @@ def maybe_instant(value: int | None) -> datetime | None:
 
 def head(row: Row, *, held: bool) -> Head:
     return Head(
-        run_no=row[0], run_id=row[1], agent=row[2], agent_version=row[3], status=row[4], reason=row[5], entries=row[6], seq=row[7],
-        model_calls=row[8], input_tokens=row[9], output_tokens=row[10], cache_read_tokens=row[11], cache_write_tokens=row[12], cost_usd=row[13],
-        wake_at=maybe_instant(row[14]), driver=row[15], needs=row[16], lease_owner=row[17], lease_until=maybe_instant(row[19]), fence=row[21],
-        attempts=row[22], tags=json.loads(row[23]), started_by=row[24], parent_run_id=row[25], parent_call_id=row[26],
+        run_no=row[0], run_id=row[1], agent=row[2], agent_version=row[3], status=row[4], reason=row[5], entries=row[6],
+        seq=row[7], model_calls=row[8], input_tokens=row[9], output_tokens=row[10], cache_read_tokens=row[11], cache_write_tokens=row[12],
+        cost_usd=row[13], wake_at=maybe_instant(row[14]), driver=row[15], needs=row[16], lease_owner=row[17],
+        lease_until=maybe_instant(row[19]),
+        fence=row[21], attempts=row[22], tags=json.loads(row[23]), started_by=row[24], parent_run_id=row[25], parent_call_id=row[26],
         created_at=instant(row[27]), updated_at=instant(row[28]), held=held, input_digest=row[29])  # fmt: skip
 
 
@@ -51,8 +61,10 @@ def gate(row: Row) -> tuple[GateRow, datetime | None]:
 
 def gate_values(run_no: int, g: GateRow) -> Row:
     return (
-        run_no, g.gate_id, g.kind, g.call_id, g.tool, g.args, g.digest, g.text, g.role, g.level, maybe_ms(g.deadline), maybe_ms(g.next_at),
-        maybe_ms(g.closes_at), ms(g.created_at), g.outcome, maybe_ms(g.decided_at), g.decided_by, g.note, g.edited_args, int(g.guarded), g.seq)  # fmt: skip
+        run_no, g.gate_id, g.kind, g.call_id, g.tool, g.args, g.digest, g.text, g.role, g.level, maybe_ms(g.deadline),
+        maybe_ms(g.next_at), maybe_ms(g.closes_at), ms(g.created_at), g.outcome, maybe_ms(g.decided_at), g.decided_by, g.note,
+        g.edited_args, int(g.guarded),
+        g.seq)  # fmt: skip
 
 
 def journal(row: Row) -> JournalRow:

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,6 @@ from outlast.core.gate import GateRow
 from outlast.core.run import FORMAT, Entry, MessageAdded, Run, fold, instant, iso, ms
 from outlast.errors import InvariantViolated, LeaseLost, Refused, RunBusy, RunNotFound, StoreError
 from outlast.stores import owner as owners
-from outlast.stores import sql
 from outlast.stores.base import (
     BUILT_IN,
     ENDED,
@@ -37,6 +37,7 @@ from outlast.stores.base import (
     Head,
     JournalRow,
     Lease,
+    NewHead,
     NewRun,
     ParentEntry,
     Place,
@@ -47,8 +48,8 @@ from outlast.stores.base import (
 )
 from outlast.stores.sqlite import check, opening, rows
 from outlast.stores.sqlite.connections import Connections
+from outlast.stores.sqlite.rows import Q, ask
 
-Q = sql.queries("outlast.stores.sqlite")
 _END_OF_TIME = 2**62  # ms; after every instant
 _PAGE = 500  # journal rows read at once
 _POLL_S = (0.01, 0.1)  # between two looks for other processes' commits: at first, at last
@@ -74,9 +75,10 @@ class SQLiteStore:
         read_only: never makes or changes a file; reads on read-only media too.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, clock: Callable[[], datetime] | None = None, boot_clock: Callable[[], int] | None = None,
-                 boot: Callable[[], str] = owners.boot_id, dead: Callable[[str], bool] = owners.provably_dead,
-                 point: Callable[[str], None] = lambda name: None, busy_s: float = 10, read_only: bool = False) -> None:  # fmt: skip
+    def __init__(self, path: str | os.PathLike[str], *, clock: Callable[[], datetime] | None = None,
+                 boot_clock: Callable[[], int] | None = None, boot: Callable[[], str] = owners.boot_id,
+                 dead: Callable[[str], bool] = owners.provably_dead, point: Callable[[str], None] = lambda name: None, busy_s: float = 10,
+                 read_only: bool = False) -> None:  # fmt: skip
         raw = os.fspath(path)
         self.path = raw if raw == opening.MEMORY else os.path.abspath(raw)  # noqa: PTH100 - keeps symlinks, does no I/O beyond the cwd
         self.url = f"sqlite:///{self.path}"
@@ -117,10 +119,11 @@ class SQLiteStore:
     def _create(db: apsw.Connection, new: NewRun, written: rows.Written, now: datetime) -> int | None:
         """The new run's number, or None where a run of that id is there."""
         values = {
-            "run_id": new.run_id, "agent": new.agent, "agent_version": new.agent_version, "entries": written.place.entries, "seq": written.place.seq,
-            "driver": new.driver, "tags": _json(dict(new.tags)), "started_by": new.started_by, "parent_run_id": new.parent_run_id,
-            "parent_call_id": new.parent_call_id, "input_digest": new.input_digest, "format": FORMAT, "now": ms(now)}  # fmt: skip
-        made = db.execute(Q["start"], values).fetchall()
+            "run_id": new.run_id, "agent": new.agent, "agent_version": new.agent_version, "entries": written.place.entries,
+            "seq": written.place.seq, "driver": new.driver, "tags": _json(dict(new.tags)), "started_by": new.started_by,
+            "parent_run_id": new.parent_run_id, "parent_call_id": new.parent_call_id, "input_digest": new.input_digest, "format": FORMAT,
+            "now": ms(now)}  # fmt: skip
+        made = ask(db, Q["start"], values)
         if not made:
             return None
         run_no = int(made[0][0])
@@ -136,32 +139,34 @@ class SQLiteStore:
             return []
         return self._files.write(lambda db: [self._take(db, run_no, owner, lease_s) for run_no in find(db, limit)])
 
-    def _claimable(self, db: apsw.Connection, driver: str, agents: Sequence[str], needs: Sequence[tuple[str, str]], limit: int) -> list[int]:
+    def _claimable(self, db: apsw.Connection, driver: str, agents: Sequence[str], needs: Sequence[tuple[str, str]],
+                   limit: int) -> list[int]:  # fmt: skip
         """Run numbers: due and parked ones by how long they wait, then those whose lease is over."""
         at = {"driver": driver, "now": ms(self.now()), "boot_now": self._boot_clock(), "limit": limit}
         due: list[Any] = []
         for agent in agents:
-            due += db.execute(Q["due"], {**at, "agent": agent}).fetchall()
+            due += ask(db, Q["due"], {**at, "agent": agent})
         for agent, need in needs:
             if agent in agents:
-                due += db.execute(Q["parked_for"], {**at, "agent": agent, "needs": need}).fetchall()
+                due += ask(db, Q["parked_for"], {**at, "agent": agent, "needs": need})
         found = list(dict.fromkeys(run_no for _, run_no, _ in sorted(due)))[:limit]
         if len(found) < limit:
             over: list[Any] = []
             for agent in agents:
-                over += db.execute(Q["over"], {**at, "agent": agent}).fetchall()
+                over += ask(db, Q["over"], {**at, "agent": agent})
             found += [run_no for _, run_no, _ in sorted(over)][: limit - len(found)]
         return found
 
-    def _take(self, db: apsw.Connection, run_no: int, owner: str, lease_s: float, *, taken_over: bool | None = None) -> Lease:
+    def _take(self, db: apsw.Connection, run_no: int, owner: str, lease_s: float) -> Lease:
         now = self.now()
         nonce = secrets.token_hex(8)
         until = now + timedelta(seconds=lease_s)
         values = {"run_no": run_no, "owner": owner, "nonce": nonce, **self._until(timedelta(seconds=lease_s), now)}
-        [(held,)] = db.execute("SELECT lease_owner IS NOT NULL FROM run WHERE run_no = ?", (run_no,)).fetchall()
-        [(_, run_id, agent, fence, attempts)] = db.execute(Q["take"], values).fetchall()
+        [(held,)] = ask(db, Q["held"], {"run_no": run_no})
+        [(_, run_id, agent, fence, attempts)] = ask(db, Q["take"], values)
         return Lease(
-            run_no=run_no, run_id=run_id, agent=agent, fence=fence, nonce=nonce, owner=owner, until=until, attempts=attempts, taken_over=bool(held))
+            run_no=run_no, run_id=run_id, agent=agent, fence=fence, nonce=nonce, owner=owner, until=until, attempts=attempts,
+            taken_over=bool(held))  # fmt: skip
 
     def _until(self, length: timedelta, now: datetime) -> dict[str, Any]:
         return {"until": self._boot_clock() + length // timedelta(milliseconds=1), "until_at": ms(now + length), "boot": self._boot()}
@@ -174,15 +179,16 @@ class SQLiteStore:
             if head.held:
                 holder, until = head.lease_owner or "?", head.lease_until or self.now()
                 raise RunBusy(
-                    f"{run_id} is driven by {owners.short(holder)} until {iso(until)}", owner=holder, until=until, hint=f"outlast show {run_id}",
-                    run_id=run_id)  # fmt: skip
+                    f"{run_id} is driven by {owners.short(holder)} until {iso(until)}", owner=holder, until=until, run_id=run_id,
+                    hint=f"outlast show {run_id}")  # fmt: skip
             return self._take(db, head.run_no, owner, lease_s)
 
         return self._files.write(work)
 
     def parked(self, *, agents: Sequence[str], driver: str = BUILT_IN) -> list[tuple[str, str]]:
         return self._files.read(
-            lambda db: [(a, n) for agent in agents for a, n in db.execute(Q["parked"], {"driver": driver, "agent": agent}).fetchall()])
+            lambda db: [(a, n) for agent in agents for a, n in ask(db, Q["parked"], {"driver": driver, "agent": agent})]
+        )
 
     def renew(self, leases: Sequence[Lease], *, lease_s: float = 30) -> list[Renewed]:
         if not leases:
@@ -192,36 +198,68 @@ class SQLiteStore:
 
         def work(db: apsw.Connection) -> list[Renewed]:
             until = self._until(timedelta(seconds=lease_s), self.now())
-            held = {n for (n,) in db.execute(Q["renew"], {"leases": ours, "until": until["until"], "until_at": until["until_at"]}).fetchall()}
-            there = {n: (fence, entries) for n, fence, entries in db.execute(Q["lengths"], {"numbers": numbers}).fetchall()}
+            del until["boot"]
+            held = {n for (n,) in ask(db, Q["renew"], {"leases": ours, **until})}
+            there = {row[0]: row[1:] for row in ask(db, Q["lengths"], {"numbers": numbers})}
             return [Renewed(lease.run_id, lease.run_no in held, *there.get(lease.run_no, (0, 0))) for lease in leases]
 
         return self._files.write(work)
+
+    def peek(self, leases: Sequence[Lease]) -> list[Renewed]:
+        if not leases:
+            return []
+        numbers = _json([lease.run_no for lease in leases])
+        there = self._files.read(lambda db: {row[0]: row[1:] for row in ask(db, Q["holders_of"], {"numbers": numbers})})
+
+        def found(lease: Lease) -> Renewed:
+            fence, entries, nonce, holder = there.get(lease.run_no, (0, 0, None, None))
+            return Renewed(lease.run_id, (fence, nonce) == (lease.fence, lease.nonce) and holder is not None, fence, entries)
+
+        return [found(lease) for lease in leases]
+
+    def release(self, lease: Lease) -> None:
+        values = {"run_no": lease.run_no, "fence": lease.fence, "nonce": lease.nonce, "now": ms(self.now())}
+        self._files.write(lambda db: ask(db, Q["give_back"], values))
+
+    def mark(self, lease: Lease, head: NewHead) -> None:
+        values = {
+            "run_no": lease.run_no, "fence": lease.fence, "nonce": lease.nonce, "status": head.status, "reason": head.reason,
+            "now": ms(self.now())}  # fmt: skip
+
+        def work(db: apsw.Connection) -> None:
+            if not ask(db, Q["mark"], values):
+                raise self._lost(db, lease)
+
+        self._files.write(work)
 
     def reap(self) -> int:
         boot = self._boot()
 
         def holders(db: apsw.Connection) -> list[tuple[str, str]]:
             found: list[tuple[str, str]] = []
-            last = ("", "")
-            while step := db.execute(Q["holder"], {"boot": last[0], "owner": last[1]}).fetchall():
-                last = (str(step[0][0]), str(step[0][1]))
-                found.append(last)
+            last = {"boot": "", "owner": ""}
+            while step := ask(db, Q["holder"], last):
+                last = {"boot": step[0][0], "owner": step[0][1]}
+                if last["boot"] != boot or self._dead(last["owner"]):
+                    found += [(last["boot"], last["owner"])] if ask(db, Q["still_held"], last) else []
             return found
 
-        gone = [(b, o) for b, o in self._files.read(holders) if b != boot or self._dead(o)]
-        gone = [(b, o) for b, o in gone if self._files.read(lambda db, b=b, o=o: db.execute(Q["still_held"], {"boot": b, "owner": o}).fetchall())]
+        gone = self._files.read(holders)
         if not gone:
             return 0
         now = ms(self.now())
-        return self._files.write(lambda db: sum(len(db.execute(Q["bury"], {"boot": b, "owner": o, "now": now}).fetchall()) for b, o in gone))
+
+        def bury(db: apsw.Connection) -> int:
+            return sum(len(ask(db, Q["bury"], {"boot": of_boot, "owner": who, "now": now})) for of_boot, who in gone)
+
+        return self._files.write(bury)
 
     def reclaim(self, lease: Lease, *, lease_s: float = 30) -> Lease:
         def work(db: apsw.Connection) -> Lease:
             now = self.now()
             length = timedelta(seconds=lease_s)
             values = {"run_no": lease.run_no, "nonce": lease.nonce, "owner": lease.owner, **self._until(length, now)}
-            found = db.execute(Q["reclaim"], values).fetchall()
+            found = ask(db, Q["reclaim"], values)
             if not found:
                 raise self._lost(db, lease)
             return replace(lease, fence=int(found[0][0]), until=now + length)
@@ -243,7 +281,8 @@ class SQLiteStore:
 
         return self._files.write(work)
 
-    def append_locked(self, lease: Lease, place: Place, plan: Callable[[Sequence[Entry], Place], Batch], *, now: datetime) -> tuple[Appended, Sequence[Entry]]:  # fmt: skip
+    def append_locked(self, lease: Lease, place: Place, plan: Callable[[Sequence[Entry], Place], Batch], *,
+                      now: datetime) -> tuple[Appended, Sequence[Entry]]:  # fmt: skip
         def work(db: apsw.Connection) -> tuple[Appended, Sequence[Entry]]:
             self._present(db, lease)
             others, end = self._tail(db, lease.run_no, lease.run_id, place)
@@ -259,7 +298,7 @@ class SQLiteStore:
     def _advance(db: apsw.Connection, lease: Lease, place: Place, ready: _Ready) -> bool:
         """The conditional update: true where the lease is current and the journal as long as the writer saw it."""
         kind = "release" if ready.batch.head.release else "advance"
-        found = db.execute(Q[f"{kind}_same"], ready.values).fetchall() or db.execute(Q[kind], ready.values).fetchall()
+        found = ask(db, Q[f"{kind}_same"], ready.values) or ask(db, Q[kind], ready.values)
         if found and ready.extend and found[0][0] is not None and found[0][0] < ready.extend["until"]:
             db.execute(Q["extend"], {"run_no": lease.run_no, "until": ready.extend["until"], "until_at": ready.extend["until_at"]})
         return bool(found)
@@ -270,8 +309,9 @@ class SQLiteStore:
         db.executemany(Q["add_entry"], ready.written.rows(run_no))
         _put_gates(db, run_no, batch.gates)
         for notice in batch.notices:
-            values = {"notice_id": notice.notice_id, "target": notice.target, "gate_id": notice.gate_id, "kind": notice.kind, "text": notice.text}
-            db.execute(Q["add_notice"], {"run_no": run_no, "now": ms(ready.now), **values})
+            ask(db, Q["add_notice"], {
+                "run_no": run_no, "notice_id": notice.notice_id, "target": notice.target, "gate_id": notice.gate_id, "kind": notice.kind,
+                "text": notice.text, "now": ms(ready.now)})  # fmt: skip
         for child, written in ready.children:
             self._create(db, child, written, ready.now)
         if batch.parent:
@@ -279,28 +319,29 @@ class SQLiteStore:
 
     def _tell(self, db: apsw.Connection, entry: ParentEntry) -> None:
         """An entry for another run of this store; one that is no longer there (erased, moved) cannot be told."""
-        if db.execute(Q["run_no"], {"run_id": entry.run_id}).fetchall():
+        if ask(db, Q["run_no"], {"run_id": entry.run_id}):
             self._outside(db, entry.run_id, entry.plan, None)
 
     def _present(self, db: apsw.Connection, lease: Lease) -> None:
         """Is the lease current? Raises LeaseLost."""
-        found = db.execute(Q["lease"], {"run_no": lease.run_no}).fetchall()
+        found = ask(db, Q["lease"], {"run_no": lease.run_no})
         if not found or (found[0][0], found[0][1]) != (lease.fence, lease.nonce) or found[0][3] is None:
             raise self._lost(db, lease)
 
     @staticmethod
     def _lost(db: apsw.Connection, lease: Lease) -> LeaseLost:
-        found = db.execute(Q["lease"], {"run_no": lease.run_no}).fetchall()
+        found = ask(db, Q["lease"], {"run_no": lease.run_no})
         if not found:
             return LeaseLost(f"{lease.run_id} is no longer there", run_id=lease.run_id)
         fence, _, _, holder, until = found[0]
         who = f"is held by {owners.short(holder)} until {iso(instant(until))}" if holder else "was released or cancelled"
-        return LeaseLost(f"{lease.run_id} {who} (fence {fence}, ours {lease.fence})", hint=f"outlast show {lease.run_id}", run_id=lease.run_id)
+        message = f"{lease.run_id} {who} (fence {fence}, ours {lease.fence})"
+        return LeaseLost(message, hint=f"outlast show {lease.run_id}", run_id=lease.run_id)
 
     @staticmethod
     def _tail(db: apsw.Connection, run_no: int, run_id: str, after: Place, since_seq: int = 0) -> tuple[list[Entry], Place]:
         values = {"run_no": run_no, "since": max(after.seq, since_seq), "after": after.entries}
-        found = db.execute(Q["load"], values).fetchall()
+        found = ask(db, Q["load"], values)
         if not found:
             return [], after
         number, seq, digest = found[-1][0], found[-1][1], found[-1][8]
@@ -318,7 +359,7 @@ class SQLiteStore:
     def _outside(self, db: apsw.Connection, run_id: str, plan: Plan, entry_id: str | None) -> tuple[Any, bool]:
         head = self._head(db, run_id)
         key = {"run_no": head.run_no}
-        if entry_id is not None and db.execute(Q["seen"], {**key, "entry_id": entry_id}).fetchall():
+        if entry_id is not None and ask(db, Q["seen"], {**key, "entry_id": entry_id}):
             return None, False
         before, place = self._since_message(db, head)
         now = self.now()
@@ -329,29 +370,30 @@ class SQLiteStore:
         if entry_id is not None and all(e.entry_id != entry_id for e in entries):
             entries[0] = replace(entries[0], entry_id=entry_id)
         if out.fence:
-            db.execute(Q["outside_fence"], key).fetchall()
+            ask(db, Q["outside_fence"], key)
         status = out.status or head.status
         written = rows.Written(run_id, place, entries, fence=0, status=status)
         db.execute(Q["outside"], {**key, "n": len(written), "seq": written.place.seq, "now": ms(now)})
         if status != head.status or (out.status is not None and out.reason != head.reason):
             db.execute(Q["outside_status"], {**key, "status": status, "reason": out.reason})
         if out.wake and not out.fence:
-            db.execute(Q["outside_wake"], {**key, "now": ms(now), "again": head.status in ENDED})
+            db.execute(Q["outside_wake"], {**key, "now": ms(now), "fresh": out.fresh})
         db.executemany(Q["add_entry"], written.rows(head.run_no))
         _put_gates(db, head.run_no, out.gates)
-        for child in out.children:
-            self._tell(db, child)
+        for other in out.others:
+            self._tell(db, other)
         return out.value, True
 
     def _since_message(self, db: apsw.Connection, head: Head) -> tuple[Run, Place]:
         """The run folded from its last message on, and the journal's end."""
-        found = db.execute(Q["load"], {"run_no": head.run_no, "since": head.seq, "after": 0}).fetchall()
+        found = ask(db, Q["load"], {"run_no": head.run_no, "since": head.seq, "after": 0})
         if not found:
             raise InvariantViolated(f"run {head.run_id} has no entries", hint="outlast store check", run_id=head.run_id)
         starts = found[0][2] == MessageAdded.__name__
         run = Run(
-            head.run_id, agent=head.agent, agent_version=head.agent_version, tags=head.tags, started_by=head.started_by,
-            parent_run_id=head.parent_run_id, parent_call_id=head.parent_call_id, entries=found[0][0] - 1, seq=head.seq - starts)  # fmt: skip
+            head.run_id, agent=head.agent, agent_version=head.agent_version, tags=head.tags,
+            started_by=head.started_by, parent_run_id=head.parent_run_id, parent_call_id=head.parent_call_id, entries=found[0][0] - 1,
+            seq=head.seq - starts)  # fmt: skip
         return fold(run, rows.entries(found, head.run_id)), Place(found[-1][0], found[-1][1], found[-1][8])
 
     # ---- reading --------------------------------------------------------------------------------------------------------------
@@ -363,7 +405,7 @@ class SQLiteStore:
         return self._files.read(lambda db: self._head(db, run_id))
 
     def _head(self, db: apsw.Connection, run_id: str) -> Head:
-        found = db.execute(Q["head"], {"run_id": run_id}).fetchall()
+        found = ask(db, Q["head"], {"run_id": run_id})
         if not found:
             raise RunNotFound(f"there is no run {run_id!r} in {self.url}", hint="outlast runs", run_id=run_id)
         return self._as_heads(found)[0]
@@ -386,8 +428,9 @@ class SQLiteStore:
         unfinished = where.unfinished or (where.status is not None and where.status not in ENDED)
         query = Q["heads_stuck" if where.stuck else "heads_unfinished" if unfinished else "heads"]
         values = {
-            "status": where.status, "agent": where.agent, "tags": _json(dict(where.tags)), "since": ms(where.since) if where.since else -_END_OF_TIME,
-            "limit": where.limit, "before_at": _END_OF_TIME, "before_id": ""}  # fmt: skip
+            "status": where.status, "agent": where.agent, "tags": _json(dict(where.tags)),
+            "since": ms(where.since) if where.since else -_END_OF_TIME, "limit": where.limit, "before_at": _END_OF_TIME,
+            "before_id": ""}  # fmt: skip
 
         def work(db: apsw.Connection) -> list[Head]:
             if where.before is not None:
@@ -398,14 +441,15 @@ class SQLiteStore:
         return self._files.read(work)
 
     def unfinished(self) -> list[str]:
-        return self._files.read(lambda db: [run_id for (run_id,) in db.execute(Q["unfinished"]).fetchall()])
+        return self._files.read(lambda db: [run_id for (run_id,) in ask(db, Q["unfinished"])])
 
-    def pending(self, *, agents: Sequence[str], driver: str = BUILT_IN, within: timedelta = timedelta(seconds=60)) -> tuple[int, datetime | None]:
+    def pending(self, *, agents: Sequence[str], driver: str = BUILT_IN,
+                within: timedelta = timedelta(seconds=60)) -> tuple[int, datetime | None]:  # fmt: skip
         until = ms(self.now() + within)
 
         def work(db: apsw.Connection) -> tuple[int, datetime | None]:
             counts = [
-                db.execute(Q[query], {"driver": driver, "agent": agent, "until": until}).fetchall()[0]
+                ask(db, Q[query], {"driver": driver, "agent": agent, "until": until})[0]
                 for agent in agents for query in ("pending_due", "pending_held")]  # fmt: skip
             instants = [at for _, at in counts if at is not None]
             return sum(n for n, _ in counts), instant(min(instants)) if instants else None
@@ -417,13 +461,14 @@ class SQLiteStore:
 
     @staticmethod
     def _gates(db: apsw.Connection, run_no: int) -> list[tuple[GateRow, datetime | None]]:
-        return [rows.gate(row) for row in db.execute(Q["gates"], {"run_no": run_no}).fetchall()]
+        return [rows.gate(row) for row in ask(db, Q["gates"], {"run_no": run_no})]
 
-    def inbox(self, *, role: str | None, agent: str | None, tags: Mapping[str, str], limit: int) -> list[tuple[Head, GateRow, datetime | None]]:
+    def inbox(self, *, role: str | None, agent: str | None, tags: Mapping[str, str],
+              limit: int) -> list[tuple[Head, GateRow, datetime | None]]:  # fmt: skip
         values = {"role": role, "agent": agent, "tags": _json(dict(tags)), "limit": limit}
 
         def work(db: apsw.Connection) -> list[tuple[Head, GateRow, datetime | None]]:
-            found = db.execute(Q["inbox"], values).fetchall()
+            found = ask(db, Q["inbox"], values)
             heads = self._as_heads([row[: rows.HEAD] for row in found])
             return [(head, *rows.gate(row[rows.HEAD :])) for head, row in zip(heads, found, strict=True)]
 
@@ -437,7 +482,7 @@ class SQLiteStore:
         since = 0
         while limit is None or limit > 0:
             values = {"run_no": run_no, "since": since, "after": after, "limit": min(_PAGE, limit if limit is not None else _PAGE)}
-            page = self._files.read(lambda db, values=values: db.execute(Q["journal"], values).fetchall())
+            page = self._files.read(partial(ask, query=Q["journal"], values=values))
             yield from map(rows.journal, page)
             if len(page) < values["limit"]:
                 return
@@ -464,7 +509,7 @@ class SQLiteStore:
             self._own_commits += 1
             self._changed.notify_all()
 
-    def check(self, *, mounts: Path = Path("/proc/mounts")) -> list[tuple[str, str, str]]:  # noqa: B008 - a frozen value
+    def check(self, *, mounts: Path = Path("/proc/mounts")) -> list[tuple[str, str, str]]:
         return check.findings(self._files, mounts)
 
 
@@ -478,9 +523,10 @@ class _Ready:
         self.lease, self.batch, self.now = lease, batch, now
         self.written = rows.Written(lease.run_id, place, batch.entries, fence=lease.fence, status=head.status)
         if self.written.place.seq != batch.seq:
-            raise InvariantViolated(f"{lease.run_id}: the batch ends at checkpoint {batch.seq}, its entries at {self.written.place.seq}", run_id=lease.run_id)
-        self.children = [(child, store._first(child, now)) for child in batch.children]  # noqa: SLF001 - one file, one secret
-        self.extend = store._until(batch.extend_until, now) if batch.extend_until is not None else None  # noqa: SLF001 - the same
+            what = f"{lease.run_id}: the batch ends at checkpoint {batch.seq}, its entries at {self.written.place.seq}"
+            raise InvariantViolated(what, run_id=lease.run_id)
+        self.children = [(child, store._first(child, now)) for child in batch.children]
+        self.extend = store._until(batch.extend_until, now) if batch.extend_until is not None else None
         self.values: dict[str, Any] = {
             "run_no": lease.run_no, "fence": lease.fence, "nonce": lease.nonce, "entries": place.entries, "n": len(self.written),
             "seq": batch.seq, "agent_version": head.agent_version, "model_calls": head.model_calls, "input_tokens": head.input_tokens,
