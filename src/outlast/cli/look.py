@@ -65,9 +65,11 @@ def show(
     journal: Annotated[bool, typer.Option("--journal", help="every entry of the journal")] = False,
 ) -> int:
     """Show one run: where it is, what is asked of whom, and what goes on."""
+    from outlast.documents import entry_document
+
     with opened(options, only_reads=True) as app:
         run = app.get(run_id)
-        entries = list(app.journal(run_id)) if journal else []
+        entries = [entry_document(run_id, row) for row in app.journal(run_id)] if journal else []
     if options.json:
         extra = {"journal": entries} if journal else {}
         render.document({**run.to_dict(messages=messages), **extra})

@@ -99,13 +99,15 @@ def positionals(given: list[str], *, has_input: bool) -> tuple[str | None, str |
 
 def chosen(app: Outlast, name: str | None) -> Any:
     """The agent to run. Without a name the only one; a name that this app lacks is left to `start`, which may name others' agents."""
-    agents = {agent.name: agent for agent in app.agents}
+    agents = app.agents
     if name is not None:
         if agents and name not in agents:
             raise UsageError(f"this app has no agent {name!r}: it has {', '.join(sorted(agents))}")
         return agents.get(name, name)
-    if len(agents) == 1:
-        return next(iter(agents.values()))
+    parts = {tool.agent.name for agent in agents.values() for tool in agent.tools if tool.agent is not None}
+    whole = [agent for agent in agents.values() if agent.name not in parts]  # a sub-agent is started by its parent
+    if len(whole) == 1:
+        return whole[0]
     if not agents:
         raise UsageError("this app has no agents", hint="Outlast(agents=[...])")
     raise UsageError(f"this app has several agents: {', '.join(sorted(agents))}", hint="choose with --agent NAME")

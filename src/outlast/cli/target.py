@@ -68,8 +68,9 @@ def imported(found: settings.Found, options: Options) -> Outlast:
             hint = "there is " + ", ".join(f"{module_name}:{name}" for name in there) if there else "it must be an Outlast or an Agent"
             raise UsageError(f"{found.origin}: {module_name} has no {attr!r}", hint=hint) from None
     if isinstance(value, Agent):
-        return Outlast(options.store, agents=[value])
+        value = Outlast(options.store, agents=[value])
     if isinstance(value, Outlast):
+        value._target = f"{module_name}:{attr}"  # so that a worker can drive one run alone, in a process of its own
         return value
     raise UsageError(f"{found.origin}: {module_name}:{attr} is {type(value).__name__}, and must be an Outlast or an Agent")
 

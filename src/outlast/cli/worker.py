@@ -48,8 +48,6 @@ def worker(
     patience = settings.grace(values.duration(grace, "--grace") if grace is not None else None)
     port = settings.health_port(health_port)
     with opened(options, need_agents=True) as app:
-        if unknown := sorted(set(agent or ()) - {a.name for a in app.agents}):
-            raise UsageError(f"this app has no agent {unknown[0]!r}: it has {', '.join(sorted(a.name for a in app.agents))}")
         asyncio.run(works(app, concurrency=at_once, agents=agent or [], grace=patience, until_idle=until_idle, port=port))
     return 0
 
