@@ -49,11 +49,20 @@ class Limits:
         then: Literal["ask", "fail"] = "ask",
         to: str | None = None,
     ) -> None:
-        self.model_calls, self.tokens, self.repeats = _count("model_calls", model_calls), _count("tokens", tokens), _count("repeats", repeats)
+        self.model_calls, self.tokens, self.repeats = (
+            _count("model_calls", model_calls),
+            _count("tokens", tokens),
+            _count("repeats", repeats),
+        )
         self.wall = check_duration("wall", wall) if wall is not None else None
         self.cost_usd = None
         if cost_usd is not None:
-            if isinstance(cost_usd, bool) or not isinstance(cost_usd, Decimal | float | int) or not Decimal(str(cost_usd)).is_finite() or cost_usd <= 0:
+            if (
+                isinstance(cost_usd, bool)
+                or not isinstance(cost_usd, Decimal | float | int)
+                or not Decimal(str(cost_usd)).is_finite()
+                or cost_usd <= 0
+            ):
                 raise UsageError(f"cost_usd must be a positive amount, not {cost_usd!r}", hint='cost_usd=Decimal("0.50")')
             self.cost_usd = Decimal(str(cost_usd))
         if then not in ("ask", "fail"):
@@ -106,7 +115,9 @@ class Agent(Generic[Out]):
             raise UsageError(f"the agent's name {name!r} must match {NAME.pattern}")
         where = f"agent {name}: "
         if not (isinstance(model, str) and model.strip()) and not callable(model):
-            raise UsageError(f"{where}model must be PROVIDER:NAME or an async callable, not {model!r}", hint='model="anthropic:claude-sonnet-5-5"')
+            raise UsageError(
+                f"{where}model must be PROVIDER:NAME or an async callable, not {model!r}", hint='model="anthropic:claude-sonnet-5-5"'
+            )
         if not isinstance(instructions, str) and not callable(instructions):
             raise UsageError(f"{where}instructions must be a text or a function of the run, not {instructions!r}")
         if isinstance(tools, str) or not isinstance(tools, Sequence):
@@ -138,7 +149,9 @@ class Agent(Generic[Out]):
         if isinstance(tool, Tool):
             return tool
         name = getattr(tool, "__name__", repr(tool))
-        raise UsageError(f"{where}{name} is not a tool", hint=f"put @tool on {name}" if inspect.isroutine(tool) else "tools are made with @tool")
+        raise UsageError(
+            f"{where}{name} is not a tool", hint=f"put @tool on {name}" if inspect.isroutine(tool) else "tools are made with @tool"
+        )
 
     def replace(self, **changes: Any) -> Agent[Out]:
         """The same agent with other model, instructions, tools, limits or version."""
@@ -190,7 +203,9 @@ class Agent(Generic[Out]):
         try:
             self._adapter.validate_json(_bare(m.said(message)))
         except ValidationError as e:
-            found = "; ".join(f"{'.'.join(map(str, x['loc'])) or 'answer'}: {x['msg']}" for x in e.errors(include_url=False, include_context=False)[:10])
+            found = "; ".join(
+                f"{'.'.join(map(str, x['loc'])) or 'answer'}: {x['msg']}" for x in e.errors(include_url=False, include_context=False)[:10]
+            )
             return f"The answer must be JSON of this schema and nothing else: {codec.encode(self.output_schema)}. Problems: {found}"
         return None
 
@@ -224,7 +239,7 @@ class Agent(Generic[Out]):
 
 def _bare(text: str) -> str:
     """JSON that a model wrapped in a code fence."""
-    found = re.match(r"^\s*```(?:json)?\s*\n(.*)\n```\s*$", text, re.S)
+    found = re.match(r"^\s*```(?:json)?\s*\n(.*)\n```\s*$", text, re.DOTALL)
     return found[1] if found else text
 
 

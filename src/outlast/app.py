@@ -14,7 +14,7 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import replace
@@ -31,7 +31,7 @@ from outlast.core.gate import GateRow
 from outlast.documents import Checkpoint, Event, Gate, Message, Notice, Out, Run, RunHead, Status, Tags, gate_of, head_fields
 from outlast.errors import InvariantViolated, LeaseLost, NotAllowed, OutlastError, RunBusy, RunExists, RunNotFound, UsageError
 from outlast.gates import check_duration, check_instant
-from outlast.models import Model, resolve
+from outlast.models import resolve
 from outlast.openrun import OpenRun
 from outlast.runtime import crashpoints, outside
 from outlast.runtime.clock import ManualClock
@@ -174,7 +174,9 @@ class Outlast:
         """`resume` for a plain program."""
         return self._sync("resume_sync", lambda: self.resume(run_id))
 
-    async def work(self, *, concurrency: int = 10, agents: Sequence[str] = (), until_idle: bool = False, grace: timedelta = timedelta(seconds=25)) -> None:
+    async def work(
+        self, *, concurrency: int = 10, agents: Sequence[str] = (), until_idle: bool = False, grace: timedelta = timedelta(seconds=25)
+    ) -> None:
         """Be a worker: take runs that are due and drive each until it waits or ends, `concurrency` at once. Cancel the task to drain.
 
         Args:
@@ -187,7 +189,9 @@ class Outlast:
             raise UsageError(f"concurrency must be a number from 1 to 10000, not {concurrency!r}")
         check_duration("grace", grace, zero=True)
         if unknown := [a for a in agents if a not in self._agents]:
-            raise UsageError(f"agents: this app does not know {', '.join(map(repr, unknown))}", hint=f"known: {', '.join(self._agents) or 'none'}")
+            raise UsageError(
+                f"agents: this app does not know {', '.join(map(repr, unknown))}", hint=f"known: {', '.join(self._agents) or 'none'}"
+            )
         if not self._agents:
             raise UsageError("a worker needs agents", hint="Outlast(agents=[...])")
         async with self._deps_now() as deps:
@@ -198,7 +202,9 @@ class Outlast:
             self._worker = worker
             await worker()
 
-    def work_sync(self, *, concurrency: int = 10, agents: Sequence[str] = (), until_idle: bool = False, grace: timedelta = timedelta(seconds=25)) -> None:
+    def work_sync(
+        self, *, concurrency: int = 10, agents: Sequence[str] = (), until_idle: bool = False, grace: timedelta = timedelta(seconds=25)
+    ) -> None:
         """`work` for a plain program."""
         self._sync("work_sync", lambda: self.work(concurrency=concurrency, agents=agents, until_idle=until_idle, grace=grace))
 
@@ -227,7 +233,9 @@ class Outlast:
                         yield event
                 if (head.status.startswith("waiting_") or head.status in base.ENDED) and told != (head.status, head.entries):
                     told = (head.status, head.entries)
-                    yield Event("run", run_id, head.seq, None, None, cast("Status", head.status), head.updated_at, RunHead(**head_fields(head)))
+                    yield Event(
+                        "run", run_id, head.seq, None, None, cast("Status", head.status), head.updated_at, RunHead(**head_fields(head))
+                    )
                 if head.status in base.ENDED:
                     return
                 change = asyncio.ensure_future(self._blocking(self._store.wait_for_change, seen, 1.0))
@@ -325,7 +333,9 @@ class Outlast:
         return RunHead(**head_fields(self._outside(run_id, outside.retry(by))[0]))
 
     @contextmanager
-    def open(self, run_id: str, input: Input | None = None, *, tools: Sequence[Tool[..., Any]] = (), agent: str = SCRIPT, tags: Tags = {}) -> Iterator[OpenRun]:
+    def open(
+        self, run_id: str, input: Input | None = None, *, tools: Sequence[Tool[..., Any]] = (), agent: str = SCRIPT, tags: Tags = {}
+    ) -> Iterator[OpenRun]:
         """Drive a run by a loop of your own: every message you append is a checkpoint. `input` starts the run where it is new.
 
         Raises RunBusy where somebody holds it, RunNotFound without `input`, RunExists where it was started with another input.
@@ -432,6 +442,11 @@ class Outlast:
         self._store.head(_ref(run_id))
         return self._store.journal(run_id, after=after, limit=limit)
 
+    def keeps_leases(self) -> bool:
+        """Are the leases of the runs held here being renewed? (Where none is held there is nothing to renew.)"""
+        opened = self._opened
+        return opened is None or opened[0] != os.getpid() or opened[2].healthy()
+
     def store_check(self) -> list[tuple[str, str, str]]:
         """What is wrong with the store, as (where, what, remedy); empty: all is well."""
         return self._store.check()
@@ -490,7 +505,7 @@ class Outlast:
     async def _blocking(self, f: Callable[..., T], *args: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._open()[3], lambda: f(*args))
 
-    def _sync(self, name: str, make: Callable[[], Any]) -> Any:
+    def _sync(self, name: str, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
         try:
             asyncio.get_running_loop()
         except RuntimeError:
@@ -563,7 +578,7 @@ class Outlast:
         for listener in list(self._listeners):
             try:
                 listener(event)
-            except Exception:  # noqa: PERF203 - one listener's trouble is not the run's
+            except Exception:
                 log.exception("on_event failed", extra={"run_id": event.run_id, "seq": event.seq})
 
     def _satisfies(self, agent_name: str, needs: str) -> bool:
@@ -586,7 +601,9 @@ class Outlast:
         if self._agents.get(agent.name) is not agent:
             raise UsageError(f"the agent {agent.name!r} is not in Outlast(agents=[...])", hint=f"Outlast(..., agents=[{agent.name}])")
 
-    def _new_run(self, agent: Agent[Any] | str, input: Input, run_id: str | None, tags: Tags, by: str | None, *, child_id: str | None = None) -> base.NewRun:
+    def _new_run(
+        self, agent: Agent[Any] | str, input: Input, run_id: str | None, tags: Tags, by: str | None, *, child_id: str | None = None
+    ) -> base.NewRun:
         name = agent.name if isinstance(agent, Agent) else agent
         if isinstance(agent, Agent):
             self._mine(agent)
@@ -604,7 +621,11 @@ class Outlast:
         first = r.RunStarted(name, version, _tags(tags), by=_person("by", by) if by is not None else None, at=now, meta=meta)
         entries: list[r.Entry] = [first]
         for message in messages:
-            imported = {"imported": True, "stop_reason": "tool_use" if m.tool_uses(message) else "end_turn"} if message["role"] == "assistant" else None
+            imported = (
+                {"imported": True, "stop_reason": "tool_use" if m.tool_uses(message) else "end_turn"}
+                if message["role"] == "assistant"
+                else None
+            )
             entries.append(r.MessageAdded(message, meta=imported, at=now))
         try:
             entries = [r.stored(e) for e in entries]
@@ -618,7 +639,11 @@ class Outlast:
     def _same(head: base.Head, new: base.NewRun) -> None:
         if head.agent != new.agent or head.input_digest != new.input_digest:
             what = f"of agent {head.agent}" if head.agent != new.agent else "with other input"
-            raise RunExists(f"run {head.run_id} exists already, {what} ({head.status})", run_id=head.run_id, hint=f"another --id, or outlast show {head.run_id}")
+            raise RunExists(
+                f"run {head.run_id} exists already, {what} ({head.status})",
+                run_id=head.run_id,
+                hint=f"another --id, or outlast show {head.run_id}",
+            )
 
     def _decide(self, run_id: str, kinds: Sequence[str], call_id: str | None, entry: r.GateDecided, digest: str | None,
                 prepare: Callable[[base.Tail, GateRow, r.GateDecided], r.GateDecided]) -> Gate:  # fmt: skip
@@ -626,12 +651,14 @@ class Outlast:
         person = entry.by or ""
         said: dict[str, str | None] = {}
         if self._may_decide is not None:  # asked before the transaction: it may take its time
-            said = {row.gate_id: self._why_not(person, gate_of(head, row, told)) for row, told in self._store.gates(run_id) if row.kind in kinds}
+            said = {
+                row.gate_id: self._why_not(person, gate_of(head, row, told)) for row, told in self._store.gates(run_id) if row.kind in kinds
+            }
 
         def may(row: GateRow) -> str | None:
             if self._may_decide is None:
                 return "this gate is decided through an application that checks who may (--app MODULE:ATTR)" if row.guarded else None
-            return said[row.gate_id] if row.gate_id in said else "the gate is new: look again"
+            return said.get(row.gate_id, "the gate is new: look again")
 
         value = self._outside(run_id, outside.decide(kinds, call_id, entry, digest=digest, may=may, prepare=prepare))[1]
         if isinstance(value, NotAllowed):
@@ -656,8 +683,16 @@ class Outlast:
             return entry
         if row.kind == "budget":
             raise_to, used = entry.args.get("raise_to"), codec.decode(row.args)["used"]
-            if set(entry.args) - {"raise_to", "limit", "used"} or isinstance(raise_to, bool) or not isinstance(raise_to, int | float) or raise_to <= used:
-                raise UsageError(f"args of a limit must be {{\"raise_to\": N}} with N above {used}, not {codec.encode(entry.args)}", run_id=tail.head.run_id)
+            if (
+                set(entry.args) - {"raise_to", "limit", "used"}
+                or isinstance(raise_to, bool)
+                or not isinstance(raise_to, int | float)
+                or raise_to <= used
+            ):
+                raise UsageError(
+                    f'args of a limit must be {{"raise_to": N}} with N above {used}, not {codec.encode(entry.args)}',
+                    run_id=tail.head.run_id,
+                )
             return entry
         agent = self._agents.get(tail.head.agent)
         tool = agent.tool(row.tool or "") if agent else None
@@ -684,7 +719,10 @@ class Outlast:
         except codec.Unstorable as e:
             raise UsageError(f"{name}: {e}") from None
         if size > codec.MAX_INPUT_BYTES:
-            raise UsageError(f"{name} has {size:,} bytes as JSON; at most {codec.MAX_INPUT_BYTES:,} are kept", hint="put large things elsewhere and send a link")
+            raise UsageError(
+                f"{name} has {size:,} bytes as JSON; at most {codec.MAX_INPUT_BYTES:,} are kept",
+                hint="put large things elsewhere and send a link",
+            )
 
 
 _NOTHING: Any = object()
@@ -704,7 +742,7 @@ def open_store(given: str | os.PathLike[str] | None, *, clock: ManualClock | Non
         return cast("base.Store", PostgresStore(url.url, schema=url.schema, shown=url.shown, clock=clock, point=crashpoints.point))
     from outlast.stores.sqlite.store import SQLiteStore
 
-    return SQLiteStore(url.path, clock=clock, point=crashpoints.point)
+    return SQLiteStore(url.path or ":memory:", clock=clock, point=crashpoints.point)
 
 
 async def _by_hand(request: Any) -> Any:
@@ -769,7 +807,9 @@ def _tags(tags: object) -> dict[str, str]:
         raise UsageError(f"tags must be a mapping of at most {MAX_TAGS} texts, not {tags!r:.100}")
     for key, value in tags.items():
         if not isinstance(key, str) or not 1 <= len(key) <= MAX_TAG_KEY or not isinstance(value, str) or len(value) > MAX_TAG_VALUE:
-            raise UsageError(f"tags: keys are texts of at most {MAX_TAG_KEY}, values of at most {MAX_TAG_VALUE} characters, not {key!r:.80}: {value!r:.80}")
+            raise UsageError(
+                f"tags: keys are texts of at most {MAX_TAG_KEY}, values of at most {MAX_TAG_VALUE} characters, not {key!r:.80}: {value!r:.80}"
+            )
     return dict(codec.stored(dict(tags))[1])
 
 

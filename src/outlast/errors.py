@@ -117,7 +117,9 @@ class ModelError(OutlastError):
 
     http_status = 502
 
-    def __init__(self, message: str, *, retryable: bool, retry_after: timedelta | None = None, status: int | None = None, hint: str = "") -> None:
+    def __init__(
+        self, message: str, *, retryable: bool, retry_after: timedelta | None = None, status: int | None = None, hint: str = ""
+    ) -> None:
         super().__init__(message, hint=hint)
         self.retryable = retryable
         self.retry_after = retry_after

@@ -73,7 +73,12 @@ class Hours:
         """What is stored beside the instants that these hours gave."""
         from importlib.metadata import version
 
-        return {"opening": self.opening, "tz": self.tz.key, "country": self.country, "library": f"opening-hours-py {version('opening-hours-py')}"}
+        return {
+            "opening": self.opening,
+            "tz": self.tz.key,
+            "country": self.country,
+            "library": f"opening-hours-py {version('opening-hours-py')}",
+        }
 
     def add(self, start: datetime, duration: timedelta) -> datetime:
         """The UTC instant at which `duration` of open time has passed since `start`.

@@ -1,9 +1,9 @@
 """`OpenRun`: the loop stays yours; every message is a checkpoint, every call runs by its effect.
 
-    with app.open("run-1", "Ticket …", tools=[…]) as run:
-        while run.status == "running":
-            if run.pending: …run.call_sync(call)…
-            else: run.append(your_model(run.messages, run.tools))
+with app.open("run-1", "Ticket …", tools=[…]) as run:
+    while run.status == "running":
+        if run.pending: …run.call_sync(call)…
+        else: run.append(your_model(run.messages, run.tools))
 """
 
 from __future__ import annotations
@@ -128,14 +128,18 @@ class OpenRun:
         run = self._writer.run
         if isinstance(message, Mapping) and message.get("role") == "user":
             if any(c.result is None for c in run.calls):
-                raise Refused("calls wait for their results: run them first", hint="for call in run.pending: run.call_sync(call)", run_id=run.id)
+                raise Refused(
+                    "calls wait for their results: run them first", hint="for call in run.pending: run.call_sync(call)", run_id=run.id
+                )
             try:
                 facts: list[r.Entry] = [r.TextSent(m.as_content(message["content"]))]
             except m.BadMessage as e:
                 raise UsageError(f"message: {e}") from None
         else:
             if run.calls:
-                raise Refused("calls wait for their results: run them first", hint="for call in run.pending: run.call_sync(call)", run_id=run.id)
+                raise Refused(
+                    "calls wait for their results: run them first", hint="for call in run.pending: run.call_sync(call)", run_id=run.id
+                )
             try:
                 facts = s.heard(run, message, self._writer.policy)
             except (m.BadMessage, codec.Unstorable) as e:

@@ -139,12 +139,16 @@ class Retry:
         if not kinds or not all(isinstance(k, type) and issubclass(k, Exception) for k in kinds):
             raise UsageError(f"on must be an exception class or a tuple of them, not {on!r}")
         self.attempts, self.on = attempts, on
-        self.backoff, self.max_backoff = check_duration("backoff", backoff, zero=True), check_duration("max_backoff", max_backoff, zero=True)
+        self.backoff, self.max_backoff = (
+            check_duration("backoff", backoff, zero=True),
+            check_duration("max_backoff", max_backoff, zero=True),
+        )
 
     def delay(self, failures: int, retry_after: timedelta | None = None, rng: Callable[[], float] = random.random) -> timedelta:
         """Before the next try, after `failures` of them."""
         top = min(self.backoff * 2 ** min(failures - 1, 30), self.max_backoff)
-        return max(top * rng(), retry_after or timedelta(0))
+        wait: timedelta = top * rng()
+        return max(wait, retry_after or timedelta(0))
 
     def __repr__(self) -> str:
         return f"Retry({self.attempts})"
@@ -176,12 +180,16 @@ class Tool(Generic[P, R]):
         self.__doc__ = fn.__doc__
         self.__wrapped__ = fn
 
-    def _check_parameters(self, effect: str, gate: object, check: object, key: object, key_ttl: object, retry: object, repeatable: object) -> None:
+    def _check_parameters(
+        self, effect: str, gate: object, check: object, key: object, key_ttl: object, retry: object, repeatable: object
+    ) -> None:
         where = f"@tool on {self.name}: "
         if effect not in EFFECTS:
             raise UsageError(f"{where}effect must be one of {', '.join(EFFECTS)}, not {effect!r}")
         if gate is not None and not isinstance(gate, Approval):
-            raise UsageError(f"{where}gate must be approval(...), not {gate!r}", hint='gate=approval(to="support-lead", within=timedelta(hours=4))')
+            raise UsageError(
+                f"{where}gate must be approval(...), not {gate!r}", hint='gate=approval(to="support-lead", within=timedelta(hours=4))'
+            )
         if check is not None and (effect != "at_most_once" or not callable(check)):
             raise UsageError(f"{where}check is a function for effect='at_most_once' only")
         if key is not None and (effect == "read" or not callable(key)):
@@ -191,7 +199,9 @@ class Tool(Generic[P, R]):
             if effect != "idempotent":
                 raise UsageError(f"{where}key_ttl is for effect='idempotent' only")
         if retry is not None and (effect == "at_most_once" or not isinstance(retry, Retry)):
-            raise UsageError(f"{where}retry is Retry(...) for effect='read' and 'idempotent' only: an at-most-once call is never repeated by a machine")
+            raise UsageError(
+                f"{where}retry is Retry(...) for effect='read' and 'idempotent' only: an at-most-once call is never repeated by a machine"
+            )
         if not isinstance(repeatable, bool):
             raise UsageError(f"{where}repeatable must be True or False, not {repeatable!r}")
 
@@ -310,14 +320,18 @@ def tool(
 # ---- signatures -------------------------------------------------------------------------------------------------------------
 
 
-def _arguments(tool_name: str, fn: Callable[..., Any], per_argument: Mapping[str, str]) -> tuple[str | None, type[BaseModel], dict[str, str]]:
+def _arguments(
+    tool_name: str, fn: Callable[..., Any], per_argument: Mapping[str, str]
+) -> tuple[str | None, type[BaseModel], dict[str, str]]:
     """(name of the context parameter, the model of the arguments, parameter -> field). Fields have names of their own: a parameter may be
     called `schema` or `copy`."""
     where = f"@tool on {tool_name}: "
     try:
         hints = typing.get_type_hints(fn, include_extras=True)
     except Exception as e:  # noqa: BLE001 - NameError and whatever an annotation raises
-        raise UsageError(f"{where}its type hints cannot be resolved here: {e}", hint="import what the hints name at the top of the module") from None
+        raise UsageError(
+            f"{where}its type hints cannot be resolved here: {e}", hint="import what the hints name at the top of the module"
+        ) from None
     context_name: str | None = None
     definitions: dict[str, Any] = {}
     names: dict[str, str] = {}

@@ -160,7 +160,11 @@ class Drive:
         now = self.store.now()
         if lease.attempts >= POISON:
             return [*s.closing(run, "not run"), r.RunEnded("failed", f"worker died {lease.attempts} times while {_doing(run)}")]
-        dead = [c.id for c in run.calls if c.begun and c.started and owner.provably_dead(c.started.owner) and (c.may_act_until or now) > now + s.LATE_WIRE]
+        dead = [
+            c.id
+            for c in run.calls
+            if c.begun and c.started and owner.provably_dead(c.started.owner) and (c.may_act_until or now) > now + s.LATE_WIRE
+        ]
         facts: list[r.Entry] = [r.WorkerDied(dead, now + s.LATE_WIRE)] if dead else []
         step = s.settled(r.fold(run, facts), self.writer.policy, now)[2]
         if isinstance(step, s.CallModel):
@@ -190,7 +194,11 @@ class Drive:
             timeout = min(left, timeout) if timeout is not None else left
         news = asyncio.ensure_future(self.news.wait())
         try:
-            await asyncio.wait({*self.tasks.values(), news}, timeout=max(timeout, 0.001) if timeout is not None else None, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(
+                {*self.tasks.values(), news},
+                timeout=max(timeout, 0.001) if timeout is not None else None,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
         finally:
             news.cancel()
         self._raise_if_lost()
@@ -208,7 +216,9 @@ class Drive:
         """A short timer is slept through: giving the lease back would cost more than it frees."""
         if self.draining or not self.sleeps:
             return False
-        return isinstance(step, s.Wait) and step.status == "waiting_for_timer" and step.until is not None and step.until - now <= self.patience
+        return (
+            isinstance(step, s.Wait) and step.status == "waiting_for_timer" and step.until is not None and step.until - now <= self.patience
+        )
 
     # ---- the model ------------------------------------------------------------------------------------------------------------
 
@@ -318,7 +328,9 @@ class Drive:
 
     async def _intend(self, call: s.RunCall, tool: Tool[..., Any]) -> bool:
         lasts = tool.timeout + LATE_START
-        intent = r.CallStarted(call.call_id, call.key, call.effect, call.attempt, self.store.now() + lasts, owner.me(), codec.digest(call.args))
+        intent = r.CallStarted(
+            call.call_id, call.key, call.effect, call.attempt, self.store.now() + lasts, owner.me(), codec.digest(call.args)
+        )
         async with self.saving:
             return await self._thread(self.writer.propose, intent, lasts)
 
@@ -353,9 +365,18 @@ class Drive:
             try:
                 self.store.outside(run_id, lambda tail: late_result(tail, late))
             except OutlastError as e:
-                log.warning("run %s: a late result of %s could not be filed: %s", run_id, call.name, e, extra={"run_id": run_id, "call_id": call.call_id})
+                log.warning(
+                    "run %s: a late result of %s could not be filed: %s",
+                    run_id,
+                    call.name,
+                    e,
+                    extra={"run_id": run_id, "call_id": call.call_id},
+                )
 
-        return lambda ended: self.threads.submit(file, ended) and None
+        def later(ended: perform.Ended) -> None:
+            self.threads.submit(file, ended)
+
+        return later
 
     async def _stop_tasks(self) -> list[r.Entry]:
         """Cancel what still runs: what is begun and not answered is in doubt, and the journal says so."""

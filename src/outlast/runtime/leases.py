@@ -61,6 +61,11 @@ class Keeper:
     def alive(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
 
+    def healthy(self) -> bool:
+        """Is everything that is held here kept?"""
+        with self._lock:
+            return not self._held or self.alive()
+
     def close(self) -> None:
         self._stop.set()
         if self._thread is not None and self._thread is not threading.current_thread():

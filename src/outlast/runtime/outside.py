@@ -15,7 +15,7 @@ from outlast.core import codec
 from outlast.core import run as r
 from outlast.core import step as s
 from outlast.core.gate import GateRow, projection
-from outlast.documents import Gate, gate_of
+from outlast.documents import gate_of
 from outlast.errors import GateClosed, NotAllowed, Refused, RunBusy, UsageError
 from outlast.stores import base, owner
 
@@ -70,7 +70,11 @@ def decide(kinds: Sequence[str], call: str | None, entry: r.GateDecided, *, dige
         row = find(tail, kinds, call)
         mine = replace(entry, gate_id=row.gate_id)
         if (why := may(row)) is not None:
-            refused = NotAllowed(f"{entry.by} may not decide {row.call_id or row.gate_id}: {why}", run_id=tail.head.run_id, hint=f"asked: {row.role or 'anyone'}")
+            refused = NotAllowed(
+                f"{entry.by} may not decide {row.call_id or row.gate_id}: {why}",
+                run_id=tail.head.run_id,
+                hint=f"asked: {row.role or 'anyone'}",
+            )
             return _write(tail, [r.DecisionRefused(row.gate_id, why, by=entry.by)], wake=False, value=refused)
         if digest is not None and digest not in (row.digest, codec.digest(codec.decode(row.edited_args)) if row.edited_args else None):
             raise _closed(tail, row, f"{row.call_id or row.gate_id} no longer has the arguments that were shown ({digest[:20]}…)")
@@ -96,7 +100,9 @@ def _decided_before(tail: base.Tail, row: GateRow, mine: r.GateDecided) -> base.
         return base.Outside(value=gate_of(tail.head, row), wake=False)
     when = f" at {r.iso(row.decided_at)[11:16]}" if row.decided_at else ""
     who = f" by {row.decided_by}" if row.decided_by else ""
-    what = {"run_again": "set to run again", "give_up": "given up", "happened": "confirmed", "arrived": "answered"}.get(row.outcome or "", row.outcome)
+    what = {"run_again": "set to run again", "give_up": "given up", "happened": "confirmed", "arrived": "answered"}.get(
+        row.outcome or "", row.outcome
+    )
     verb = what if row.outcome in ("expired", "happened") and not who else f"was {what}"
     raise _closed(tail, row, f"{row.call_id or row.gate_id} {verb}{who}{when}")
 
@@ -135,8 +141,9 @@ def retry(by: str | None) -> base.Plan:
 
     def plan(tail: base.Tail) -> base.Outside:
         run_id, status = tail.head.run_id, tail.head.status
-        if status not in ("failed", "cancelled") or (why := _over(tail)):
-            raise Refused(f"run {run_id} is {status}{', ' + why if status in ('failed', 'cancelled') else ''}: there is nothing to retry", run_id=run_id,
+        why = _over(tail)
+        if status not in ("failed", "cancelled") or why:
+            raise Refused(f"run {run_id} is {status}{f', {why}' if why else ''}: there is nothing to retry", run_id=run_id,
                           hint=f"outlast send {run_id} TEXT" if status == "done" else f"outlast show {run_id}")  # fmt: skip
         last = tail.run.messages[-1] if len(tail.run.messages) else None
         if last is not None and last["role"] == "assistant" and not tail.run.calls:
@@ -158,7 +165,9 @@ def cancel(by: str | None, note: str | None) -> base.Plan:
         others = [base.ParentEntry(child, cancel(by, note)) for child in below]
         if tail.head.parent_run_id and tail.head.parent_call_id:
             others.append(base.ParentEntry(tail.head.parent_run_id, child_ended(tail.head, "cancelled", None, note)))
-        return _write(tail, entries, status="cancelled", reason=note or f"cancelled{' by ' + by if by else ''}", wake=False, fence=True, others=others)
+        return _write(
+            tail, entries, status="cancelled", reason=note or f"cancelled{' by ' + by if by else ''}", wake=False, fence=True, others=others
+        )
 
     return plan
 
@@ -190,5 +199,3 @@ def event(name: str, data: Any, event_id: str) -> base.Plan:
         return replace(written, status="running" if answers and tail.head.status in ("waiting_for_event", "waiting_for_timer") else None)
 
     return plan
-
-

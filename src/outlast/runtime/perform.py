@@ -45,7 +45,9 @@ class Ended:
 Late = Callable[[Ended], None]
 
 
-async def invoke(function: Callable[..., Any], ctx: ToolContext[Any], args: dict[str, Any], *, context_name: str | None, timeout: timedelta, late: Late) -> Ended:
+async def invoke(
+    function: Callable[..., Any], ctx: ToolContext[Any], args: dict[str, Any], *, context_name: str | None, timeout: timedelta, late: Late
+) -> Ended:
     """Call a person's function: a coroutine here, a plain one in a thread of its own. Never raises but for our own cancellation.
 
     `late` is called (in whatever thread) when an attempt that was given up ends after all.
@@ -187,7 +189,11 @@ def result(entry: r.Call, value: Any, now: datetime) -> r.Entry:
     """A tool's value as its result, or as a wait."""
     if isinstance(value, Wait):
         ends = value.ends(now)
-        args = {"event": value.event or entry.id, "timer": value.event is None, "otherwise": codec.decode(codec.encode(codec.clean(value.otherwise)))}
+        args = {
+            "event": value.event or entry.id,
+            "timer": value.event is None,
+            "otherwise": codec.decode(codec.encode(codec.clean(value.otherwise))),
+        }
         return r.GateOpened(
             f"event:{entry.id}", "event", entry.id, entry.name, codec.digest(args), noun="event", args=args, closes_at=ends,
             rungs=[{"role": None, "deadline": r.iso(ends), "rule": {}, "remind_at": []}])  # fmt: skip

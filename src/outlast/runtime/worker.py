@@ -137,7 +137,7 @@ class Worker:
         except LeaseLost as e:
             log.warning("run %s: %s; stopped", run_id, e, extra=extra)
         except OutlastError as e:
-            log.error("run %s: %s", run_id, e, extra=extra)
+            log.error("run %s: %s", run_id, e, extra=extra)  # noqa: TRY400 - said in one line; a trace would tell nobody more
         except Exception:
             log.exception("run %s: a bug of ours; its lease will run out and it is tried again", run_id, extra=extra)
 

@@ -17,8 +17,9 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from outlast.core import codec, gate, step as s
+from outlast.core import codec, gate
 from outlast.core import run as r
+from outlast.core import step as s
 from outlast.errors import CommitUnknown, InvariantViolated, LeaseLost, StoreError
 from outlast.stores import base
 
@@ -76,7 +77,9 @@ class Writer:
         try:
             entries, self.place = self.store.load(self.lease.run_no, after=self.place)
         except codec.Unstorable as e:
-            raise InvariantViolated(f"run {self.lease.run_id}: {e}", run_id=self.lease.run_id, hint=f"outlast show {self.lease.run_id} --journal") from e
+            raise InvariantViolated(
+                f"run {self.lease.run_id}: {e}", run_id=self.lease.run_id, hint=f"outlast show {self.lease.run_id} --journal"
+            ) from e
         self.run = r.fold(self.run, entries)
 
     # ---- saving -------------------------------------------------------------------------------------------------------------
@@ -104,9 +107,9 @@ class Writer:
                     if isinstance(answer, base.Behind):
                         self.run, self.place, tries = r.fold(self.run, answer.entries), answer.place, 1
                         continue
-                    appended, others = answer, ()
+                    appended = answer
                 else:
-                    appended, others = self._locked(plan, now)
+                    appended = self._locked(plan, now)
                     assert plan.batch is not None
                     batch = plan.batch
             except CommitUnknown as e:
@@ -119,7 +122,12 @@ class Writer:
             except StoreError as e:
                 if not facts or self.stopped.wait(pause):
                     raise
-                log.warning("run %s: what was done could not be saved yet, it is kept: %s", self.lease.run_id, e, extra={"run_id": self.lease.run_id})
+                log.warning(
+                    "run %s: what was done could not be saved yet, it is kept: %s",
+                    self.lease.run_id,
+                    e,
+                    extra={"run_id": self.lease.run_id},
+                )
                 pause = min(pause * 2, LONGEST_PAUSE_S)
                 continue
             self.run, self.place = plan.after, appended.place
@@ -127,11 +135,11 @@ class Writer:
             self.released = batch.head.release
             return plan.saved(batch)
 
-    def _locked(self, plan: _Plan, now: datetime) -> tuple[base.Appended, Sequence[r.Entry]]:
+    def _locked(self, plan: _Plan, now: datetime) -> base.Appended:
         def under_lock(entries: Sequence[r.Entry], place: base.Place) -> base.Batch:
             return plan.on(r.fold(self.run, entries), now)
 
-        return self.store.append_locked(self.lease, self.place, under_lock, now=now)
+        return self.store.append_locked(self.lease, self.place, under_lock, now=now)[0]
 
     def propose(self, intent: r.CallStarted, extend: timedelta) -> bool:
         """Save an intent if nothing came in between; False: decide again, nothing was saved. Raises LeaseLost, StoreError."""
@@ -155,24 +163,29 @@ class Writer:
 
     def _stood(self, batch: base.Batch) -> bool:
         """Settle an unknown commit: did this batch stand? Raises LeaseLost."""
-        pause = FIRST_PAUSE_S
-        while True:
-            try:
-                self.lease = self.store.reclaim(self.lease, lease_s=self.lease_s)
-                entries, place = self.store.load(self.lease.run_no, after=self.place)
-                break
-            except LeaseLost:
-                raise
-            except StoreError as e:
-                log.warning("run %s: %s; nothing is done for it before this is settled", self.lease.run_id, e, extra={"run_id": self.lease.run_id})
-                if self.stopped.wait(pause):
-                    raise
-                pause = min(pause * 2, LONGEST_PAUSE_S)
-        ours = [r.to_row(e) for e in compact(batch.entries)]
+        entries, place = self._settle()
+        ours = [r.to_row(e) for e in batch.entries]
         stood = bool(ours) and [r.to_row(e) for e in entries[: len(ours)]] == ours
         self.run, self.place = r.fold(self.run, entries), place
         self.status = ""
         return stood
+
+    def _settle(self) -> tuple[list[r.Entry], base.Place]:
+        """Take the run's row again under our nonce, and read what stands after our last known place."""
+        pause = FIRST_PAUSE_S
+        while True:
+            try:
+                self.lease = self.store.reclaim(self.lease, lease_s=self.lease_s)
+                return self.store.load(self.lease.run_no, after=self.place)
+            except LeaseLost:
+                raise
+            except StoreError as e:
+                log.warning(
+                    "run %s: %s; nothing is done for it before this is settled", self.lease.run_id, e, extra={"run_id": self.lease.run_id}
+                )
+                if self.stopped.wait(pause):
+                    raise
+                pause = min(pause * 2, LONGEST_PAUSE_S)
 
     def _head(self, run: r.Run, status: str, reason: str | None, **more: object) -> base.NewHead:
         return base.NewHead(
@@ -225,7 +238,7 @@ def _still(run: r.Run, fact: r.Entry) -> bool:
     """Is there still something that this fact is about? (A result of a call that was answered meanwhile is not.)"""
     if isinstance(fact, r.CallFinished | r.CallFailed | r.CallDoubted | r.CallSkipped):
         call = run.call(fact.call_id)
-        return call is not None and call.result is None or _opens(fact)
+        return (call is not None and call.result is None) or _opens(fact)
     return True
 
 

@@ -303,7 +303,9 @@ class Store(Protocol):
         """Save a batch in one commit. Entries carry `at` already (`now`). Raises LeaseLost."""
         ...
 
-    def append_locked(self, lease: Lease, place: Place, plan: Callable[[Sequence[Entry], Place], Batch], *, now: datetime) -> tuple[Appended, Sequence[Entry]]:
+    def append_locked(
+        self, lease: Lease, place: Place, plan: Callable[[Sequence[Entry], Place], Batch], *, now: datetime
+    ) -> tuple[Appended, Sequence[Entry]]:
         """The second try: lock the row, read what others appended after `place`, let `plan` work out the batch on it, write. (result, what others wrote)."""
         ...
 
@@ -326,7 +328,9 @@ class Store(Protocol):
         """Run ids, oldest first, from a covering partial index."""
         ...
 
-    def pending(self, *, agents: Sequence[str], driver: str = BUILT_IN, within: timedelta = timedelta(seconds=60)) -> tuple[int, datetime | None]:
+    def pending(
+        self, *, agents: Sequence[str], driver: str = BUILT_IN, within: timedelta = timedelta(seconds=60)
+    ) -> tuple[int, datetime | None]:
         """For `until_idle`: how many runs of these agents are held by somebody, due, or due within that time; and the earliest instant."""
         ...
 
@@ -334,7 +338,9 @@ class Store(Protocol):
         """Open ones first, oldest first; with the instant at which somebody was first told."""
         ...
 
-    def inbox(self, *, role: str | None, agent: str | None, tags: Mapping[str, str], limit: int) -> list[tuple[Head, GateRow, datetime | None]]:
+    def inbox(
+        self, *, role: str | None, agent: str | None, tags: Mapping[str, str], limit: int
+    ) -> list[tuple[Head, GateRow, datetime | None]]:
         """Open gates of kind approval, verification, budget: soonest deadline first, those without one last, then oldest first."""
         ...
 

@@ -52,7 +52,7 @@ def boot_id() -> str:
 
 def _pid_namespace(pid: int) -> str:
     try:
-        return os.readlink(f"/proc/{pid}/ns/pid").removeprefix("pid:[").removesuffix("]")
+        return str(Path(f"/proc/{pid}/ns/pid").readlink()).removeprefix("pid:[").removesuffix("]")
     except OSError:
         return "-"
 
