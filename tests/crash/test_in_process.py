@@ -1,0 +1,162 @@
+"""Every crash point × every effect, in this process: a simulated death at the nth pass of a point, for every n of the undisturbed run.
+
+A life ends by `Crash`; from then on nothing of it can commit any more, as of a process that was killed. The next life has the same file, the
+same code and another owner. Where a person is asked, they look at the world first. Then the run is as if nothing had happened: the same
+messages, effects by policy, and at most one more model call for each death.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outlast import Agent, Outlast
+from outlast.models import ScriptedModel
+from outlast.runtime import crashpoints
+from outlast.runtime.clock import ManualClock
+from outlast.stores import owner
+from tests.support.world import EFFECTS, GATE, Ledger, assert_whole, asks, finish, tools, use
+
+RUN = "run-crash"
+SEED = 20261129
+
+
+class Crash(BaseException):
+    """This life is over."""
+
+
+class Death:
+    """Lets `at - 1` points pass and ends the life at the next; from then on every point ends it again."""
+
+    def __init__(self, at: int | None) -> None:
+        self.at = at
+        self.passed: list[str] = []
+
+    def __call__(self, name: str) -> None:
+        self.passed.append(name)
+        if self.at is not None and len(self.passed) >= self.at:
+            raise Crash(name)
+
+
+@dataclass
+class Outcome:
+    messages: list[dict[str, Any]]
+    model_calls: int
+    deaths: list[str]
+    points: int
+    ledger: Ledger
+
+
+SCRIPTS: dict[str, list[Any]] = {
+    **{name: [asks(use(name, text="hello")), "Done."] for name in EFFECTS},
+    "two turns": [asks(use("look", text="a")), asks(use("act_checked", "toolu_02", text="b")), "Done."],
+    "a batch": [asks(*[use(name, f"toolu_{n:02}", text=name) for n, name in enumerate(("look", "deliver", "act", "act_checked"), 1)]), "Done."],
+}
+
+
+def live(folder: Path, script: str, *, gated: bool, approve: bool = True, die_at: Sequence[int] = ()) -> Outcome:
+    """One life after the other on the same file; the last one ends with the run."""
+    folder.mkdir()
+    ledger, log, clock = Ledger(folder / "ledger"), folder / "model.log", ManualClock()
+    deaths: list[str] = []
+    for at in [*die_at, None]:
+        made = tools(ledger, GATE if gated else None)
+        agent = Agent("crashing", model=ScriptedModel(SCRIPTS[script], log=log), tools=list(made.values()))
+        app = Outlast(folder / "outlast.db", agents=[agent], clock=clock)
+        death = Death(at)
+        owners = _dying() if at is not None else _living()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(owner, "me", lambda owners=owners: owners)
+            crashpoints.arm(death)
+            try:
+                run = finish(app, app.run_sync(agent, "go", run_id=RUN), ledger, clock, approve=approve)
+            except Crash:
+                deaths.append(death.passed[at - 1] if at else "")
+                app.close()
+                continue
+            finally:
+                crashpoints.arm(None)
+        with app:
+            assert run.status == "done", (run.status, run.reason)
+            assert_whole(app, RUN)
+            return Outcome(run.messages, len(log.read_text().splitlines()), deaths, len(death.passed), ledger)
+    raise AssertionError("the last life has no end")
+
+
+_me = owner.me()
+
+
+def _living() -> str:
+    return _me
+
+
+def _dying() -> str:
+    """The owner of a life that ends by a crash: a process that is provably not there."""
+    return "/".join([*_me.split("/")[:4], "another-start"])
+
+
+def counts(ledger: Ledger) -> dict[str, int]:
+    return {name: len(ledger.lines(name)) for name in EFFECTS}
+
+
+def assert_as_undisturbed(found: Outcome, calm: Outcome) -> None:
+    assert found.messages == calm.messages
+    assert found.model_calls <= calm.model_calls + len(found.deaths), found.deaths
+    expected, was = counts(calm.ledger), counts(found.ledger)
+    assert was.pop("look") >= expected.pop("look")
+    assert was == expected, found.deaths
+    keys = {line["key"] for line in found.ledger.lines()}
+    assert keys == {line["key"] for line in calm.ledger.lines()}
+
+
+@pytest.fixture(autouse=True)
+def disarmed() -> Iterator[None]:
+    yield
+    crashpoints.arm(None)
+
+
+@pytest.mark.parametrize("gated", [False, True], ids=["open", "gated"])
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_every_point_once(tmp_path: Path, script: str, gated: bool) -> None:
+    calm = live(tmp_path / "calm", script, gated=gated)
+    for at in range(1, calm.points + 1):
+        found = live(tmp_path / f"death-{at}", script, gated=gated, die_at=[at])
+        assert len(found.deaths) == 1
+        assert_as_undisturbed(found, calm)
+
+
+@pytest.mark.parametrize("script", ["deliver", "act", "act_checked", "a batch"])
+def test_every_point_once_where_a_person_says_no(tmp_path: Path, script: str) -> None:
+    calm = live(tmp_path / "calm", script, gated=True, approve=False)
+    for at in range(1, calm.points + 1):
+        found = live(tmp_path / f"death-{at}", script, gated=True, approve=False, die_at=[at])
+        assert_as_undisturbed(found, calm)
+        assert found.ledger.lines() == []
+
+
+def test_every_named_point_is_passed(tmp_path: Path) -> None:
+    """A matrix that misses a point would prove less than it says."""
+    seen: set[str] = set()
+    for script in ("act_checked", "act"):
+        calm = live(tmp_path / script, script, gated=True)
+        for at in range(1, calm.points + 1):
+            seen.update(name.partition(":")[0] for name in live(tmp_path / f"{script}-{at}", script, gated=True, die_at=[at]).deaths)
+    assert seen >= set(crashpoints.POINTS) - {"check.before", "check.after"}
+    pair = live(tmp_path / "pair", "act_checked", gated=False)
+    assert pair.points
+
+
+@pytest.mark.parametrize("gated", [False, True], ids=["open", "gated"])
+@pytest.mark.parametrize("script", ["deliver", "act", "act_checked", "act_unsure", "a batch"])
+def test_sampled_pairs_of_deaths(tmp_path: Path, script: str, gated: bool) -> None:
+    calm = live(tmp_path / "calm", script, gated=gated)
+    rng = random.Random(f"{SEED}-{script}-{gated}")
+    for n in range(12):
+        die_at = [rng.randint(1, calm.points), rng.randint(1, calm.points)]
+        found = live(tmp_path / f"pair-{n}", script, gated=gated, die_at=die_at)
+        assert_as_undisturbed(found, calm)
