@@ -131,6 +131,33 @@ class NewNotice:
 
 
 @dataclass(frozen=True, slots=True)
+class DueNotice:
+    """A notice that this process has taken to deliver: nobody else sends it before its `hold` is over. `tries` counts this one."""
+
+    run_no: int
+    notice_id: str
+    target: str
+    kind: str
+    text: str
+    tries: int
+    created_at: datetime
+    head: Head
+    gate: GateRow  # as it is now
+    notified_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Stuck:
+    """A row of the view `stuck`: why a run does not go on by itself, since when, and the one command that mends it."""
+
+    run_id: str
+    status: str
+    reason: str
+    since: datetime
+    command: str
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     """One append. `after` is the run with `entries` folded in; `gates` the final row of each gate that they touched."""
 
@@ -143,6 +170,7 @@ class Batch:
     extend_until: timedelta | None = None  # the lease lasts at least so much longer from now (an effect is about to begin)
     progress: bool = False  # a message, a result or a gate entry: `attempts` starts anew
     parent: ParentEntry | None = None  # a child's end, told to its parent in the same transaction
+    others: Sequence[ParentEntry] = ()  # children that end with this run, in the same transaction
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +222,7 @@ class Outside:
     fresh: bool = False  # a person's word: `attempts` starts anew
     fence: bool = False  # cancel and move: fence + 1, lease cleared, wake_at empty
     others: Sequence[ParentEntry] = ()  # entries for other runs in the same transaction: cancelling goes down, a child's end goes up
+    notices: Sequence[NewNotice] = ()
     value: Any = None  # given back to the caller
 
 
@@ -258,10 +287,11 @@ class Store(Protocol):
         ...
 
     def claim(self, owner: str, *, agents: Sequence[str], limit: int = 1, lease_s: float = 30, driver: str = BUILT_IN,
-              needs: Sequence[tuple[str, str]] = ()) -> list[Lease]:  # fmt: skip
+              needs: Sequence[tuple[str, str]] = (), over: bool = True) -> list[Lease]:  # fmt: skip
         """Take up to `limit` runs of these agents whose `wake_at` has come and which nobody holds, oldest first, and then those whose lease is over.
 
-        `needs`: (agent, needs) of parked runs that this worker can satisfy. fence + 1, a new nonce. One write transaction, none where
+        `needs`: (agent, needs) of parked runs that this worker can satisfy. `over` false: leave those whose lease is over (the store was lost
+        a moment ago, and their holders lost it as well). fence + 1, a new nonce. One write transaction, none where
         nothing is due. Costs the same whatever the number of runs.
         """
         ...
@@ -342,6 +372,27 @@ class Store(Protocol):
         self, *, role: str | None, agent: str | None, tags: Mapping[str, str], limit: int
     ) -> list[tuple[Head, GateRow, datetime | None]]:
         """Open gates of kind approval, verification, budget: soonest deadline first, those without one last, then oldest first."""
+        ...
+
+    def stuck(self, *, limit: int = 1000) -> list[Stuck]:
+        """Rows of the view `stuck`, longest first; a run may have several."""
+        ...
+
+    # ---- the clock of the gates, and who is told ----------------------------------------------------------------------
+    def due_gates(self, *, limit: int = 1000) -> list[str]:
+        """Ids of the runs with an open gate whose `next_at` has come, earliest first, by a partial index."""
+        ...
+
+    def claim_notices(self, targets: Sequence[str], *, limit: int = 50, hold: timedelta = timedelta(seconds=60)) -> list[DueNotice]:
+        """Take up to `limit` notices for these targets that are due, oldest first: `tries` + 1, due again after `hold`. No write where none is."""
+        ...
+
+    def notice_done(self, notice: DueNotice, *, error: str | None = None, again: timedelta | None = None) -> None:
+        """It was delivered (then its gate's `notified_at` is set, the first time), or not: `error`, tried again after `again`; None: never."""
+        ...
+
+    def notice_targets(self, run_id: str, gate_id: str) -> list[str]:
+        """Who was to be told of this gate so far."""
         ...
 
     def journal(self, run_id: str, *, after: int = 0, limit: int | None = None) -> Iterator[JournalRow]:

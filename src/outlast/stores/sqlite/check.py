@@ -23,7 +23,7 @@ BIG_WAL = 256 * 1024 * 1024  # bytes: something keeps it from being checkpointed
 
 
 def findings(files: Connections, mounts: Path) -> list[Finding]:
-    found = files.read(lambda db: [*_database(db, files), *_runs(db)])
+    found = files.read(lambda db: [*_database(db, files), *_readable(db, files.path)])
     return [*found, *(_file(files.path, mounts) if not files.memory else ())]
 
 
@@ -40,6 +40,13 @@ def _database(db: apsw.Connection, files: Connections) -> Iterator[Finding]:
     [(level,)] = ask(db, "PRAGMA synchronous")
     if level != 2:
         yield files.path, f"synchronous is {level}, not FULL", "the last commits may be lost with the power"
+
+
+def _readable(db: apsw.Connection, path: str) -> Iterator[Finding]:
+    try:
+        yield from _runs(db)
+    except apsw.Error as e:
+        yield path, f"cannot be read any further: {e}", RESTORE
 
 
 def _runs(db: apsw.Connection) -> Iterator[Finding]:

@@ -225,5 +225,42 @@ SELECT {head_columns}, {gate_columns}
    AND (:role IS NULL OR g.role = :role) AND (:agent IS NULL OR r.agent = :agent) AND (:tags = '{}' OR {has_tags})
  ORDER BY coalesce(g.deadline, 9223372036854775807), g.created_at, g.rowid LIMIT :limit
 
+-- stuck --
+SELECT run_id, status, reason, since, command FROM stuck ORDER BY since, run_id LIMIT :limit
+
+-- ---- the clock of the gates, and who is told ----------------------------------------------------------------------------------
+
+-- gates_due --
+SELECT r.run_id FROM gate g INDEXED BY gate_due JOIN run r ON r.run_no = g.run_no
+ WHERE g.outcome IS NULL AND g.next_at <= :now
+ GROUP BY r.run_id ORDER BY min(g.next_at) LIMIT :limit
+
+-- notices_due --
+SELECT rowid FROM notice INDEXED BY notice_due
+ WHERE sent_at IS NULL AND next_try_at <= :now AND target IN (SELECT value FROM json_each(:targets))
+ ORDER BY next_try_at LIMIT :limit
+
+-- notice_take --
+UPDATE notice SET tries = tries + 1, next_try_at = :until WHERE rowid = :rowid
+
+-- notice --
+SELECT n.run_no, n.notice_id, n.target, n.kind, n.text, n.tries, n.created_at, {head_columns}, {gate_columns}
+  FROM notice n JOIN run r ON r.run_no = n.run_no JOIN gate g ON g.run_no = n.run_no AND g.gate_id = n.gate_id
+ WHERE n.rowid = :rowid
+
+-- notice_failed --
+UPDATE notice SET error = :error, next_try_at = :next_try_at
+ WHERE run_no = :run_no AND notice_id = :notice_id AND target = :target AND sent_at IS NULL
+
+-- notice_sent --
+UPDATE notice SET sent_at = :now, error = NULL, next_try_at = NULL
+ WHERE run_no = :run_no AND notice_id = :notice_id AND target = :target AND sent_at IS NULL
+
+-- gate_notified --
+UPDATE gate SET notified_at = :now WHERE run_no = :run_no AND gate_id = :gate_id AND notified_at IS NULL
+
+-- notice_targets --
+SELECT DISTINCT target FROM notice WHERE run_no = :run_no AND gate_id = :gate_id ORDER BY target
+
 -- check_heads --
 SELECT run_no, run_id, entries, seq, status, model_calls, input_tokens, output_tokens FROM run ORDER BY run_no

@@ -34,16 +34,19 @@ from outlast.stores.base import (
     Appended,
     Batch,
     Behind,
+    DueNotice,
     Head,
     JournalRow,
     Lease,
     NewHead,
+    NewNotice,
     NewRun,
     ParentEntry,
     Place,
     Plan,
     Renewed,
     RunFilter,
+    Stuck,
     Tail,
 )
 from outlast.stores.sqlite import check, opening, rows
@@ -131,16 +134,16 @@ class SQLiteStore:
         return run_no
 
     def claim(self, owner: str, *, agents: Sequence[str], limit: int = 1, lease_s: float = 30, driver: str = BUILT_IN,
-              needs: Sequence[tuple[str, str]] = ()) -> list[Lease]:  # fmt: skip
+              needs: Sequence[tuple[str, str]] = (), over: bool = True) -> list[Lease]:  # fmt: skip
         def find(db: apsw.Connection, limit: int) -> list[int]:
-            return self._claimable(db, driver, agents, needs, limit)
+            return self._claimable(db, driver, agents, needs, limit, with_over=over)
 
         if not self._files.read(lambda db: find(db, 1)):
             return []
         return self._files.write(lambda db: [self._take(db, run_no, owner, lease_s) for run_no in find(db, limit)])
 
     def _claimable(self, db: apsw.Connection, driver: str, agents: Sequence[str], needs: Sequence[tuple[str, str]],
-                   limit: int) -> list[int]:  # fmt: skip
+                   limit: int, *, with_over: bool) -> list[int]:  # fmt: skip
         """Run numbers: due and parked ones by how long they wait, then those whose lease is over."""
         at = {"driver": driver, "now": ms(self.now()), "boot_now": self._boot_clock(), "limit": limit}
         due: list[Any] = []
@@ -150,7 +153,7 @@ class SQLiteStore:
             if agent in agents:
                 due += ask(db, Q["parked_for"], {**at, "agent": agent, "needs": need})
         found = list(dict.fromkeys(run_no for _, run_no, _ in sorted(due)))[:limit]
-        if len(found) < limit:
+        if with_over and len(found) < limit:
             over: list[Any] = []
             for agent in agents:
                 over += ask(db, Q["over"], {**at, "agent": agent})
@@ -308,12 +311,11 @@ class SQLiteStore:
         run_no, batch = ready.lease.run_no, ready.batch
         db.executemany(Q["add_entry"], ready.written.rows(run_no))
         _put_gates(db, run_no, batch.gates)
-        for notice in batch.notices:
-            ask(db, Q["add_notice"], {
-                "run_no": run_no, "notice_id": notice.notice_id, "target": notice.target, "gate_id": notice.gate_id, "kind": notice.kind,
-                "text": notice.text, "now": ms(ready.now)})  # fmt: skip
+        _add_notices(db, run_no, batch.notices, ready.now)
         for child, written in ready.children:
             self._create(db, child, written, ready.now)
+        for other in batch.others:
+            self._tell(db, other)
         if batch.parent:
             self._tell(db, batch.parent)
 
@@ -380,6 +382,7 @@ class SQLiteStore:
             db.execute(Q["outside_wake"], {**key, "now": ms(now), "fresh": out.fresh})
         db.executemany(Q["add_entry"], written.rows(head.run_no))
         _put_gates(db, head.run_no, out.gates)
+        _add_notices(db, head.run_no, out.notices, now)
         for other in out.others:
             self._tell(db, other)
         return out.value, True
@@ -474,6 +477,57 @@ class SQLiteStore:
 
         return self._files.read(work)
 
+    def stuck(self, *, limit: int = 1000) -> list[Stuck]:
+        found = self._files.read(lambda db: ask(db, Q["stuck"], {"limit": limit}))
+        return [Stuck(run_id, status, reason, datetime.fromisoformat(since), command) for run_id, status, reason, since, command in found]
+
+    # ---- the clock of the gates, and who is told ----------------------------------------------------------------------------
+
+    def due_gates(self, *, limit: int = 1000) -> list[str]:
+        now = ms(self.now())
+        return self._files.read(lambda db: [run_id for (run_id,) in ask(db, Q["gates_due"], {"now": now, "limit": limit})])
+
+    def claim_notices(self, targets: Sequence[str], *, limit: int = 50, hold: timedelta = timedelta(seconds=60)) -> list[DueNotice]:
+        now = self.now()
+        due = {"now": ms(now), "targets": _json(list(targets)), "limit": limit}
+        if not targets or not self._files.read(lambda db: ask(db, Q["notices_due"], {**due, "limit": 1})):
+            return []
+
+        def work(db: apsw.Connection) -> list[DueNotice]:
+            taken = []
+            for (rowid,) in ask(db, Q["notices_due"], due):
+                db.execute(Q["notice_take"], {"rowid": rowid, "until": ms(now + hold)})
+                found = ask(db, Q["notice"], {"rowid": rowid})
+                taken += [self._due_notice(row) for row in found]
+            return taken
+
+        return self._files.write(work)
+
+    def _due_notice(self, row: rows.Row) -> DueNotice:
+        gate, notified_at = rows.gate(row[7 + rows.HEAD :])
+        [head] = self._as_heads([row[7 : 7 + rows.HEAD]])
+        run_no, notice_id, target, kind, text, tries, created_at = row[:7]
+        return DueNotice(run_no, notice_id, target, kind, text, tries, instant(created_at), head, gate, notified_at)
+
+    def notice_done(self, notice: DueNotice, *, error: str | None = None, again: timedelta | None = None) -> None:
+        now = self.now()
+        key = {"run_no": notice.run_no, "notice_id": notice.notice_id, "target": notice.target}
+        next_at = rows.maybe_ms(now + again if again is not None else None)
+
+        def work(db: apsw.Connection) -> None:
+            if error is not None:
+                db.execute(Q["notice_failed"], {**key, "error": error, "next_try_at": next_at})
+                return
+            db.execute(Q["notice_sent"], {**key, "now": ms(now)})
+            db.execute(Q["gate_notified"], {"run_no": notice.run_no, "gate_id": notice.gate.gate_id, "now": ms(now)})
+
+        self._files.write(work)
+
+    def notice_targets(self, run_id: str, gate_id: str) -> list[str]:
+        return self._files.read(
+            lambda db: [t for (t,) in ask(db, Q["notice_targets"], {"run_no": self._head(db, run_id).run_no, "gate_id": gate_id})]
+        )
+
     def journal(self, run_id: str, *, after: int = 0, limit: int | None = None) -> Iterator[JournalRow]:
         run_no = self.head(run_id).run_no
         return self._pages(run_no, after, limit)
@@ -538,6 +592,12 @@ class _Ready:
 def _put_gates(db: apsw.Connection, run_no: int, gates: Sequence[GateRow]) -> None:
     for gate in gates:
         db.execute(Q["put_gate"], rows.gate_values(run_no, gate))
+
+
+def _add_notices(db: apsw.Connection, run_no: int, notices: Sequence[NewNotice], now: datetime) -> None:
+    for n in notices:
+        values = {"run_no": run_no, "notice_id": n.notice_id, "target": n.target, "gate_id": n.gate_id, "kind": n.kind, "text": n.text}
+        db.execute(Q["add_notice"], {**values, "now": ms(now)})
 
 
 def _json(value: object) -> str:

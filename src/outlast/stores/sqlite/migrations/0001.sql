@@ -44,6 +44,8 @@ CREATE INDEX run_held ON run (driver, agent, lease_until) WHERE lease_owner IS N
 CREATE INDEX run_holders ON run (lease_boot, lease_owner) WHERE lease_owner IS NOT NULL;
 CREATE INDEX run_parked ON run (driver, agent, needs, updated_at) WHERE lease_owner IS NULL AND needs IS NOT NULL;
 
+CREATE INDEX run_failed ON run (run_no) WHERE status = 'failed';
+
 CREATE TABLE entry (                            -- the journal
     run_no   INTEGER NOT NULL,
     seq      INTEGER NOT NULL,                  -- the message that this entry is, or came after
@@ -92,6 +94,9 @@ CREATE TABLE gate (                             -- a projection of the journal, 
 CREATE INDEX gate_inbox ON gate (coalesce(deadline, 9223372036854775807), created_at)
  WHERE outcome IS NULL AND kind IN ('approval', 'verification', 'budget');
 
+-- Gates whose clock has something new to say.
+CREATE INDEX gate_due ON gate (next_at) WHERE outcome IS NULL AND next_at IS NOT NULL;
+
 CREATE TABLE notice (                           -- who is to be told, after the commit
     run_no      INTEGER NOT NULL,
     notice_id   TEXT    NOT NULL,
@@ -107,7 +112,7 @@ CREATE TABLE notice (                           -- who is to be told, after the 
     PRIMARY KEY (run_no, notice_id, target)
 ) STRICT;
 
-CREATE INDEX notice_due ON notice (next_try_at) WHERE sent_at IS NULL AND next_try_at IS NOT NULL;
+CREATE INDEX notice_due ON notice (next_try_at) WHERE sent_at IS NULL;
 
 -- ---- views ----------------------------------------------------------------------------------------------------------------
 
@@ -231,15 +236,56 @@ SELECT c.*
    AND NOT EXISTS (SELECT 1 FROM entry l WHERE l.run_no = e.run_no AND l.seq >= e.seq AND l.kind = 'LateResult'
                       AND l.body ->> '$.call_id' = c.call_id);
 
--- What waits for nobody's clock: failed, missing code, or a wait without a deadline. Each with the command that mends it.
+-- What does not go on by itself: why, since when, and the one command that mends it. A run may have several rows. By the wall clock of the
+-- machine that asks.
 CREATE VIEW stuck AS
-SELECT run_id, status, reason, strftime('%Y-%m-%dT%H:%M:%fZ', updated_at / 1000.0, 'unixepoch') AS since,
-       CASE status WHEN 'failed' THEN 'outlast retry ' || run_id
-                   WHEN 'waiting_for_approval' THEN 'outlast approve ' || run_id
-                   WHEN 'waiting_for_budget' THEN 'outlast approve ' || run_id
-                   WHEN 'waiting_for_verification' THEN 'outlast verify ' || run_id
-                   WHEN 'waiting_for_code' THEN 'outlast worker'
-                   WHEN 'waiting_for_event' THEN 'outlast event ' || run_id || ' NAME'
-                   ELSE 'outlast show ' || run_id END AS command
-  FROM run
- WHERE lease_owner IS NULL AND wake_at IS NULL AND status <> 'done' AND status <> 'cancelled' AND status <> 'waiting_for_run';
+WITH clock(late) AS (SELECT CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) - 300000),  -- five minutes ago
+found(run_no, since, reason, command) AS (
+    SELECT g.run_no, g.created_at,
+           g.text || CASE WHEN g.role IS NULL AND g.deadline IS NULL THEN ': asked is nobody in particular, and there is no deadline'
+                          WHEN g.role IS NULL THEN ': asked is nobody in particular'
+                          WHEN g.deadline IS NULL THEN ': it waits for ' || g.role || ' without a deadline'
+                          ELSE ': it still waits for ' || g.role || ', though its last deadline has passed' END,
+           'outlast approve ' || r.run_id || ' ' || coalesce(g.call_id, g.gate_id)
+      FROM clock, gate g INDEXED BY gate_inbox JOIN run r ON r.run_no = g.run_no
+     WHERE g.outcome IS NULL AND g.kind IN ('approval', 'verification', 'budget') AND g.kind <> 'verification'
+       AND (g.role IS NULL OR g.deadline IS NULL OR (g.closes_at IS NULL AND g.deadline < clock.late))
+    UNION ALL
+    SELECT g.run_no, g.created_at, g.text, 'outlast verify ' || r.run_id || ' ' || coalesce(g.call_id, g.gate_id)
+      FROM gate g INDEXED BY gate_inbox JOIN run r ON r.run_no = g.run_no
+     WHERE g.outcome IS NULL AND g.kind IN ('approval', 'verification', 'budget') AND g.kind = 'verification'
+    UNION ALL
+    SELECT n.run_no, n.created_at,
+           'the notice (' || n.kind || ') of ' || n.gate_id || ' could not be delivered to ' || n.target || ' in ' || n.tries || ' tries'
+           || CASE WHEN n.next_try_at IS NULL THEN ', it is not tried again' ELSE '' END || coalesce(': ' || n.error, ''),
+           'outlast sweep'
+      FROM clock, notice n INDEXED BY notice_due JOIN run r ON r.run_no = n.run_no
+     WHERE n.sent_at IS NULL AND r.status NOT IN ('done', 'failed', 'cancelled')
+       AND (n.tries >= 3 OR n.next_try_at IS NULL OR (n.tries = 0 AND n.next_try_at < clock.late))
+    UNION ALL
+    SELECT r.run_no, r.updated_at, r.reason, 'outlast worker --agent ' || r.agent
+      FROM run r WHERE r.status = 'waiting_for_code'
+    UNION ALL
+    SELECT r.run_no, r.wake_at, 'it is due, and no worker takes it: none that runs knows the agent ' || r.agent,
+           CASE r.driver WHEN 'script' THEN 'outlast show ' || r.run_id ELSE 'outlast worker --agent ' || r.agent END
+      FROM clock, run r
+     WHERE r.status NOT IN ('done', 'failed', 'cancelled', 'waiting_for_code') AND r.lease_owner IS NULL AND r.wake_at < clock.late
+    UNION ALL
+    SELECT r.run_no, r.lease_until_at, 'its worker is gone, and no other takes it: none that runs knows the agent ' || r.agent,
+           CASE r.driver WHEN 'script' THEN 'outlast show ' || r.run_id ELSE 'outlast worker --agent ' || r.agent END
+      FROM clock, run r
+     WHERE r.status NOT IN ('done', 'failed', 'cancelled') AND r.lease_owner IS NOT NULL AND r.lease_until_at < clock.late
+    UNION ALL
+    SELECT r.run_no, r.updated_at, 'its worker died ' || r.attempts || ' times in a row', 'outlast show ' || r.run_id || ' --journal'
+      FROM run r WHERE r.status NOT IN ('done', 'failed', 'cancelled') AND r.attempts >= 3
+    UNION ALL
+    SELECT r.run_no, r.updated_at, r.reason, 'outlast retry ' || r.run_id
+      FROM run r INDEXED BY run_failed WHERE r.status = 'failed' AND r.reason LIKE 'worker died % times while %'
+    UNION ALL                                        -- stopped and marked: its journal does not say that it is over
+    SELECT r.run_no, r.updated_at, coalesce(r.reason, 'its journal cannot be read'), 'outlast store check'
+      FROM run r INDEXED BY run_failed
+     WHERE r.status = 'failed'
+       AND (SELECT e.status FROM entry e WHERE e.run_no = r.run_no ORDER BY e.seq DESC, e.entry_no DESC LIMIT 1) <> 'failed'
+)
+SELECT r.run_id, r.status, f.reason, strftime('%Y-%m-%dT%H:%M:%fZ', f.since / 1000.0, 'unixepoch') AS since, f.command
+  FROM found f JOIN run r ON r.run_no = f.run_no;
