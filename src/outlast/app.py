@@ -14,7 +14,7 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import replace
@@ -22,7 +22,7 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any, Literal, Self, TypeVar, cast
 
-from outlast import settings
+from outlast import alone, settings
 from outlast.agent import Agent
 from outlast.core import codec
 from outlast.core import messages as m
@@ -197,7 +197,7 @@ class Outlast:
         async with self._deps_now() as deps:
             worker = Worker(
                 self._store, self._keeper, agents=list(agents) or list(self._agents), concurrency=concurrency, grace=grace, lease_s=self._lease_s,
-                until_idle=until_idle, blocking=self._blocking, satisfies=self._satisfies,
+                until_idle=until_idle, blocking=self._blocking, satisfies=self._satisfies, alone=self._alone(),
                 drive=lambda lease: self._drive_of(lease, self._agents[lease.agent], deps=deps, patience_s=BACKGROUND.total_seconds()))  # fmt: skip
             self._worker = worker
             await worker()
@@ -553,6 +553,31 @@ class Outlast:
         head = replace(self._store.head(run.id), parent_call_id=run.parent_call_id)
         plan = outside.child_ended(head, step.status, output, step.reason, tokens=(run.input_tokens, run.output_tokens))
         return base.ParentEntry(run.parent_run_id, plan)
+
+    def _alone(self) -> Callable[[base.Lease], Awaitable[None]] | None:
+        """How a run whose worker died again and again is driven in a process of its own; None where a child could not find this app."""
+        target = alone.target_of(self, self._target)
+        if target is None or self._store.url.endswith(":memory:"):
+            return None
+
+        async def drive(lease: base.Lease) -> None:
+            code = await alone.drive(target, str(self._given) if self._given is not None else None, lease)
+            if code:
+                log.warning("run %s: the process that drove it alone ended with %s", lease.run_id, code, extra={"run_id": lease.run_id})
+
+        return drive
+
+    async def _drive_handed(self, lease: base.Lease) -> None:
+        """Drive a run whose lease this process was handed."""
+        async with self._deps_now() as deps:
+            drive = self._drive_of(lease, self._agents[lease.agent], deps=deps, patience_s=BACKGROUND.total_seconds())
+            try:
+                await drive()
+            except asyncio.CancelledError:
+                if not drive.writer.released:
+                    drive.drain(timedelta(0))
+                    await asyncio.shield(self._blocking(lambda: drive.writer.save([], draining=True)))
+                raise
 
     async def _drive(self, lease: base.Lease, agent: Agent[Any], deps: Any) -> None:
         try:

@@ -13,16 +13,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 from outlast.errors import LeaseLost, OutlastError, StoreError
 from outlast.runtime.clock import monotonic
 from outlast.runtime.crashpoints import point
-from outlast.runtime.drive import Drive
+from outlast.runtime.drive import POISON, Drive
 from outlast.runtime.leases import Keeper
 from outlast.stores import base, owner
 
@@ -32,13 +30,6 @@ IDLE_S = 1.0  # the longest wait between two looks: the safety net under every w
 REAP_S = 2.0  # how often dead processes' leases are looked for
 SOON = timedelta(seconds=60)  # `until_idle` waits for a timer that is at most so far away
 ALONE_FROM = 2  # attempts: from the second on a run is driven alone
-
-
-@dataclass(frozen=True, slots=True)
-class Needs:
-    """What a worker's code has, asked of a parked run's `needs`."""
-
-    satisfies: Callable[[str, str], bool]
 
 
 class Worker:
@@ -107,7 +98,8 @@ class Worker:
             parked = await self.blocking(lambda: self.store.parked(agents=self.agents))
             needs = [(agent, what) for agent, what in parked if self.satisfies(agent, what)]
             leases = await self.blocking(
-                lambda: self.store.claim(owner.me(), agents=self.agents, limit=free, lease_s=self.lease_s, needs=needs))  # fmt: skip
+                lambda: self.store.claim(
+                    owner.me(), agents=self.agents, limit=free, lease_s=self.lease_s, needs=needs, over=monotonic() >= self.no_takeover_until))  # fmt: skip
             self.ready = True
         except StoreError as e:
             self.ready = False
@@ -119,7 +111,7 @@ class Worker:
             self._begin(lease)
 
     def _begin(self, lease: base.Lease) -> None:
-        if lease.attempts >= ALONE_FROM and self.alone is not None:
+        if ALONE_FROM <= lease.attempts < POISON and self.alone is not None:
             task = asyncio.ensure_future(self.alone(lease))
             self.running[task] = None
         else:
@@ -190,8 +182,3 @@ class Worker:
                 drive.drain(self.grace)
         if self.running:
             await asyncio.wait(list(self.running), timeout=self.grace.total_seconds() + 5)
-
-
-def child_command(target: str, run_id: str, store_url: str) -> list[str]:
-    """The command that drives one run alone, in a process of its own."""
-    return [sys.executable, "-m", "outlast", "--app", target, "--store", store_url, "resume", run_id]

@@ -1,0 +1,102 @@
+"""Driving one run in a process of its own: its next death takes nobody along.
+
+A worker does this with a run whose worker died more than once. The lease is handed over: the child takes the run's row under the lease's
+nonce (fence + 1), so that what the claim found (a lease that nobody released) is still known to whoever drives.
+
+    worker -> a new Python process, one JSON line on stdin: {"target": …, "store": …, "lease": {…}} -> exit
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import importlib
+import json
+import runpy
+import signal
+import sys
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from outlast.core.run import iso
+from outlast.stores import base, owner
+
+if TYPE_CHECKING:
+    from outlast.app import Outlast
+
+COMMAND = "import sys; from outlast.alone import main; sys.exit(main())"
+MAIN = "__outlast_child__"  # the run name of a program's main file in the child: its `if __name__ == "__main__"` stays quiet
+
+
+def target_of(app: Outlast, given: str | None) -> str | None:
+    """Where a child process finds this app again: MODULE:ATTR, PATH.py:ATTR of the main program, or None where it is in no module."""
+    if given:
+        return given
+    for name, module in list(sys.modules.items()):
+        for attr, value in list(getattr(module, "__dict__", {}).items()):
+            if value is not app:
+                continue
+            if name != "__main__":
+                return f"{name}:{attr}"
+            if file := getattr(module, "__file__", None):
+                return f"{Path(file).resolve()}:{attr}"
+    return None
+
+
+async def drive(target: str, store: str | None, lease: base.Lease) -> int:
+    """Hand a lease to a child process and wait for it; its exit code. Cancelled, it passes SIGTERM on, and waits."""
+    document = {
+        "target": target,
+        "store": store,
+        "path": sys.path,
+        "lease": {**dataclasses.asdict(lease), "until": iso(lease.until)},
+    }
+    child = await asyncio.create_subprocess_exec(sys.executable, "-c", COMMAND, stdin=asyncio.subprocess.PIPE)
+    try:
+        await child.communicate(json.dumps(document).encode())
+    except asyncio.CancelledError:
+        with contextlib.suppress(ProcessLookupError):
+            child.send_signal(signal.SIGTERM)
+        await child.wait()
+        raise
+    return child.returncode or 0
+
+
+def main() -> int:
+    document = json.loads(sys.stdin.read())
+    sys.path[:] = [p for p in document["path"] if isinstance(p, str)]
+    app = _load(document["target"])
+    if document["store"] is not None and document["store"] != str(app._given):
+        app = app.with_store(document["store"])
+    raw = {**document["lease"], "until": datetime.fromisoformat(document["lease"]["until"]), "owner": owner.me()}
+    lease = app._store.reclaim(base.Lease(**raw), lease_s=app._lease_s)
+    asyncio.run(_drive(app, lease))
+    return 0
+
+
+async def _drive(app: Outlast, lease: base.Lease) -> None:
+    task = asyncio.ensure_future(app._drive_handed(lease))
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+
+
+def _load(target: str) -> Outlast:
+    from outlast.agent import Agent
+    from outlast.app import Outlast
+
+    module, _, attr = target.rpartition(":")
+    value: Any = None
+    if module.endswith(".py"):
+        value = runpy.run_path(module, run_name=MAIN)[attr]
+    else:
+        value = importlib.import_module(module)
+        for part in attr.split("."):
+            value = getattr(value, part)
+    if isinstance(value, Agent):
+        value = Outlast(agents=[value])
+    assert isinstance(value, Outlast), target
+    return value
+
