@@ -1,4 +1,4 @@
-"""Public test helpers: `FakeMessagesAPI` and its faults, a strict stand-in for the model provider.
+"""Public test helpers: a strict stand-in for the model provider, a clock that moves by hand, a context for calling tools.
 
 Rule: importing this costs next to nothing; each helper is loaded when it is first named. A new one is a line in `_LAZY`, and one in each
 list beside it.
@@ -10,6 +10,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from outlast.runtime.clock import ManualClock
+    from outlast.testing.context import tool_context
     from outlast.testing.fake_api import Attempts, Cut, ErrorInStream, FakeMessagesAPI, Fault, Garbage, Slow
 
 __all__ = [
@@ -19,7 +21,9 @@ __all__ = [
     "FakeMessagesAPI",
     "Fault",
     "Garbage",
+    "ManualClock",
     "Slow",
+    "tool_context",
 ]
 
 # Public name -> the module that has it.
@@ -30,7 +34,9 @@ _LAZY = {
     "FakeMessagesAPI": "outlast.testing.fake_api",
     "Fault": "outlast.testing.fake_api",
     "Garbage": "outlast.testing.fake_api",
+    "ManualClock": "outlast.runtime.clock",
     "Slow": "outlast.testing.fake_api",
+    "tool_context": "outlast.testing.context",
 }
 
 
