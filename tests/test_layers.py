@@ -15,7 +15,7 @@ SRC = Path(__file__).parents[1] / "src"
 # layer -> the layers (or single modules) it may import; its own files are always allowed, except where ALONE says so.
 # A layer is a module or package directly under `outlast`; the longest matching prefix counts.
 MAY: dict[str, set[str]] = {
-    "outlast": {"agent", "app", "documents", "errors", "gates", "models.base", "tools", "core", "runtime.clock"},  # public names only
+    "outlast": {"agent", "app", "documents", "errors", "gates", "models.base", "tools", "core", "runtime.clock", "openrun"},  # public names only
     "core": set(),
     "errors": set(),
     "settings": {"errors"},
@@ -23,13 +23,16 @@ MAY: dict[str, set[str]] = {
     "stores": {"core", "errors"},
     "models": {"core", "errors"},
     "documents": {"core", "errors", "stores.base"},
+    "reader": {"core", "errors", "documents", "stores.base", "stores.pages"},
     "tools": {"core", "errors", "documents", "gates"},
     "agent": {"core", "errors", "documents", "gates", "tools", "models.base", "mcp"},
     "mcp": {"core", "errors", "documents", "gates", "tools"},
-    "runtime": {"core", "errors", "documents", "gates", "tools", "agent", "stores.base", "models.base"},
+    "runtime": {"core", "errors", "documents", "gates", "tools", "agent", "stores.base", "stores.owner", "models.base"},
+    "openrun": {"core", "errors", "documents", "tools", "agent", "stores.base", "runtime"},
+    "alone": {"core", "stores", "agent", "app"},  # a child process begins here: it makes the app again
     "engines": {"core", "errors", "documents", "gates", "tools", "agent", "stores.base", "models.base", "runtime"},
-    "app": {"core", "errors", "documents", "gates", "tools", "agent", "stores", "models", "mcp", "runtime", "engines", "settings"},
-    "web": {"app", "errors", "documents"},
+    "app": {"core", "errors", "documents", "gates", "tools", "agent", "stores", "models", "mcp", "runtime", "engines", "settings", "reader", "openrun", "alone"},
+    "web": {"app", "errors", "documents", "settings"},
     "cli": {"outlast", "app", "errors", "documents", "settings", "web", "testing"},
     "__main__": {"cli"},
     "testing": {"app", "agent", "core", "errors", "documents", "gates", "tools", "models", "runtime", "stores"},
@@ -44,6 +47,7 @@ LAZY: dict[str, set[str]] = {"cli": {"outlast", "app", "documents", "web", "test
 # (module, imported) -> why the types cannot be had otherwise; under `if TYPE_CHECKING` only.
 TYPES_ONLY: dict[tuple[str, str], str] = {
     ("errors", "documents"): "GateClosed carries the Gate, and who makes documents raises errors",
+    ("openrun", "app"): "an open run is made by the Outlast that it belongs to",
     ("engines.base", "app"): "an engine's worker() is given the Outlast that it works for, and app ties engines in",
 }
 
