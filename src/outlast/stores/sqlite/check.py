@@ -23,7 +23,7 @@ BIG_WAL = 256 * 1024 * 1024  # bytes: something keeps it from being checkpointed
 
 
 def findings(files: Connections, mounts: Path) -> list[Finding]:
-    found = files.read(lambda db: [*_database(db, files), *_readable(db, files.path)])
+    found = files.read(lambda db: [*_readable(_database(db, files), files.path), *_readable(_runs(db), files.path)])
     return [*found, *(_file(files.path, mounts) if not files.memory else ())]
 
 
@@ -42,9 +42,10 @@ def _database(db: apsw.Connection, files: Connections) -> Iterator[Finding]:
         yield files.path, f"synchronous is {level}, not FULL", "the last commits may be lost with the power"
 
 
-def _readable(db: apsw.Connection, path: str) -> Iterator[Finding]:
+def _readable(looking: Iterator[Finding], path: str) -> Iterator[Finding]:
+    """All that is found until the file cannot be read any further, and that."""
     try:
-        yield from _runs(db)
+        yield from looking
     except apsw.Error as e:
         yield path, f"cannot be read any further: {e}", RESTORE
 

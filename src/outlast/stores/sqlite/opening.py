@@ -124,6 +124,8 @@ def _is_new(path: str) -> bool:
             hint="restore a backup, keeping this file and its -wal" if damaged else "name another file with --store")  # fmt: skip
     if int.from_bytes(header[68:72], "big") != APPLICATION_ID:
         _refuse_foreign(path)
+    else:
+        _judge_version(path, int.from_bytes(header[60:64], "big"))
     return False
 
 
@@ -145,8 +147,8 @@ def _refuse_foreign(path: str) -> None:
             [(mark,)] = db.execute("PRAGMA application_id").fetchall()
             if mark != APPLICATION_ID:
                 _refuse_tables(path, _foreign(db, ours=False))
-        except apsw.BusyError:
-            return  # somebody is just making it: the migration looks again, under its lock
+        except (apsw.BusyError, apsw.CantOpenError, apsw.ReadOnlyError):
+            return  # somebody is just making it, or its -wal cannot be read here: who opens it next says so, and the migration looks again
         finally:
             db.close()
 
