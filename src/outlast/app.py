@@ -33,6 +33,7 @@ from outlast.errors import InvariantViolated, LeaseLost, NotAllowed, OutlastErro
 from outlast.gates import check_duration, check_instant
 from outlast.models import resolve
 from outlast.openrun import OpenRun
+from outlast.reader import Reader
 from outlast.runtime import crashpoints, outside
 from outlast.runtime.clock import ManualClock
 from outlast.runtime.drive import Drive
@@ -499,6 +500,11 @@ class Outlast:
         return self._open()[1]
 
     @property
+    def reader(self) -> Reader:
+        """What pages and reports read: lists, counts, decisions, figures. Blocking, nothing is written."""
+        return Reader(self._store)
+
+    @property
     def _keeper(self) -> Keeper:
         return self._open()[2]
 
@@ -570,14 +576,7 @@ class Outlast:
     async def _drive_handed(self, lease: base.Lease) -> None:
         """Drive a run whose lease this process was handed."""
         async with self._deps_now() as deps:
-            drive = self._drive_of(lease, self._agents[lease.agent], deps=deps, patience_s=BACKGROUND.total_seconds())
-            try:
-                await drive()
-            except asyncio.CancelledError:
-                if not drive.writer.released:
-                    drive.drain(timedelta(0))
-                    await asyncio.shield(self._blocking(lambda: drive.writer.save([], draining=True)))
-                raise
+            await self._drive_of(lease, self._agents[lease.agent], deps=deps, patience_s=BACKGROUND.total_seconds())()
 
     async def _drive(self, lease: base.Lease, agent: Agent[Any], deps: Any) -> None:
         try:
@@ -587,11 +586,6 @@ class Outlast:
             raise
         try:
             await drive()
-        except asyncio.CancelledError:
-            drive.drain(timedelta(0))
-            with contextlib.suppress(OutlastError, asyncio.CancelledError):
-                await asyncio.shield(self._blocking(lambda: drive.writer.save([], draining=True) if not drive.writer.released else None))
-            raise
         except LeaseLost as e:
             head = await self._blocking(self._store.head, lease.run_id)
             if head.status in base.ENDED or head.status.startswith("waiting_"):

@@ -264,3 +264,120 @@ SELECT DISTINCT target FROM notice WHERE run_no = :run_no AND gate_id = :gate_id
 
 -- check_heads --
 SELECT run_no, run_id, entries, seq, status, model_calls, input_tokens, output_tokens FROM run ORDER BY run_no
+
+-- ---- pages of people --------------------------------------------------------------------------------------------------------
+
+-- page_where --
+(r.created_at, r.run_id) < (:before_at, :before_id) AND r.created_at >= :since AND (:tags = '{}' OR {has_tags})
+
+-- first_text --  the first message's text, as far as a list shows it
+(SELECT CASE json_type(e.body, '$.content') WHEN 'text' THEN substr(e.body ->> '$.content', 1, 400)
+                ELSE (SELECT substr(u.value ->> '$.text', 1, 400) FROM json_each(e.body, '$.content') u
+                       WHERE u.type = 'object' AND u.value ->> '$.type' = 'text' LIMIT 1) END
+           FROM entry e WHERE e.run_no = r.run_no AND e.seq = 1 AND e.kind = 'MessageAdded')
+
+-- says --
+(:text IS NULL OR instr(r.run_id, :text) > 0 OR instr(lower(coalesce({first_text}, '')), lower(:text)) > 0)
+
+-- page --
+SELECT {head_columns} FROM run r INDEXED BY run_created
+ WHERE (:agent IS NULL OR r.agent = :agent) AND (:status IS NULL OR r.status = :status) AND {page_where}
+ ORDER BY r.created_at DESC, r.run_id DESC LIMIT :limit
+
+-- page_of_status --
+SELECT {head_columns} FROM run r INDEXED BY run_status
+ WHERE r.status = :status AND (:agent IS NULL OR r.agent = :agent) AND {page_where}
+ ORDER BY r.created_at DESC, r.run_id DESC LIMIT :limit
+
+-- page_of_agent --
+SELECT {head_columns} FROM run r INDEXED BY run_agent
+ WHERE r.agent = :agent AND (:status IS NULL OR r.status = :status) AND {page_where}
+ ORDER BY r.created_at DESC, r.run_id DESC LIMIT :limit
+
+-- page_of_unfinished --
+SELECT {head_columns} FROM run r INDEXED BY run_unfinished
+ WHERE r.status <> 'done' AND r.status <> 'failed' AND r.status <> 'cancelled' AND (NOT :waiting OR r.status <> 'running')
+   AND (:agent IS NULL OR r.agent = :agent) AND {page_where}
+ ORDER BY r.created_at DESC, r.run_id DESC LIMIT :limit
+
+-- page_of_stuck --
+SELECT {head_columns} FROM run r INDEXED BY run_created
+ WHERE r.run_id IN (SELECT run_id FROM stuck) AND (:agent IS NULL OR r.agent = :agent) AND (:status IS NULL OR r.status = :status) AND {page_where}
+ ORDER BY r.created_at DESC, r.run_id DESC LIMIT :limit
+
+-- page_by_text --  of the newest :scan runs that fit otherwise
+SELECT {head_columns} FROM (
+        SELECT run_no FROM run r INDEXED BY run_created
+         WHERE (:agent IS NULL OR r.agent = :agent) AND (:status IS NULL OR r.status = :status)
+           AND (NOT :waiting OR r.status LIKE 'waiting_%') AND (r.created_at, r.run_id) < (:before_at, :before_id) AND r.created_at >= :since
+         ORDER BY r.created_at DESC, r.run_id DESC LIMIT :scan) near
+  JOIN run r ON r.run_no = near.run_no
+ WHERE (:tags = '{}' OR {has_tags}) AND {says}
+ ORDER BY r.created_at DESC, r.run_id DESC LIMIT :limit
+
+-- page_by_id --  ids that begin with the text
+SELECT {head_columns} FROM run r
+ WHERE r.run_id >= :text AND r.run_id < :text_end AND (:agent IS NULL OR r.agent = :agent) AND (:status IS NULL OR r.status = :status)
+   AND (NOT :waiting OR r.status LIKE 'waiting_%') AND (:tags = '{}' OR {has_tags}) AND r.created_at >= :since
+ ORDER BY r.run_id LIMIT :limit
+
+-- page_end --  where a search that looked at :scan runs came to
+SELECT created_at, run_id FROM run r INDEXED BY run_created
+ WHERE (:agent IS NULL OR r.agent = :agent) AND (:status IS NULL OR r.status = :status)
+   AND (NOT :waiting OR r.status LIKE 'waiting_%') AND (r.created_at, r.run_id) < (:before_at, :before_id) AND r.created_at >= :since
+ ORDER BY r.created_at DESC, r.run_id DESC LIMIT 1 OFFSET :scan - 1
+
+-- firsts --
+SELECT r.run_no, {first_text} FROM run r WHERE r.run_no IN (SELECT value FROM json_each(:numbers))
+
+-- soonest_gates --  the open gate of each run that ends first
+SELECT g.run_no, {gate_columns} FROM gate g
+ WHERE g.run_no IN (SELECT value FROM json_each(:numbers)) AND g.outcome IS NULL
+ ORDER BY coalesce(g.deadline, 9223372036854775807) DESC, g.created_at DESC
+
+-- count_of --
+SELECT count(*) FROM (SELECT 1 FROM run r INDEXED BY run_status WHERE r.status = :status AND r.created_at >= :since LIMIT :most)
+
+-- count_of_agent --
+SELECT count(*) FROM (SELECT 1 FROM run r INDEXED BY run_status
+                       WHERE r.status = :status AND r.created_at >= :since AND (:agent IS NULL OR r.agent = :agent)
+                         AND (:tags = '{}' OR {has_tags}) LIMIT :most)
+
+-- agents --  a loose scan: the next distinct name
+SELECT agent FROM run INDEXED BY run_agent WHERE agent > :agent ORDER BY agent LIMIT 1
+
+-- gate_entries --  what the journal says about a gate and its call, without messages and results
+SELECT entry_no, seq, kind, body, meta, at, "by", entry_id, fence, status, digest FROM entry
+ WHERE run_no = :run_no AND seq = :seq AND kind NOT IN ('MessageAdded', 'CallFinished', 'LateResult', 'TextSent')
+ ORDER BY entry_no LIMIT :limit
+
+-- decided --
+SELECT {head_columns}, {gate_columns}
+  FROM gate g INDEXED BY gate_decided JOIN run r ON r.run_no = g.run_no
+ WHERE g.decided_at IS NOT NULL AND g.kind IN ('approval', 'verification', 'budget') AND g.decided_at >= :since
+   AND (:agent IS NULL OR r.agent = :agent)
+ ORDER BY g.decided_at DESC LIMIT :limit
+
+-- ended_per_hour --
+SELECT updated_at / 3600000, status, count(*) FROM run INDEXED BY run_ended
+ WHERE status IN ('done', 'failed', 'cancelled') AND updated_at >= :since AND (:agent IS NULL OR agent = :agent)
+ GROUP BY 1, 2 ORDER BY 1
+
+-- spent_per_day --  of the newest :scan runs
+SELECT (created_at + :offset) / 86400000, agent, count(*), sum(input_tokens), sum(output_tokens), sum(CAST(cost_usd AS REAL)),
+       sum(cost_usd IS NULL)
+  FROM (SELECT created_at, agent, input_tokens, output_tokens, cost_usd FROM run INDEXED BY run_created
+         WHERE created_at >= :since AND (:agent IS NULL OR agent = :agent) ORDER BY created_at DESC LIMIT :scan)
+ GROUP BY 1, 2 ORDER BY 1, 2
+
+-- step_times --  of the newest :scan runs: (tool or NULL: the model, ms)
+SELECT CASE e.kind WHEN 'CallFinished' THEN
+            (SELECT u.value ->> '$.name' FROM entry a, json_each(a.body, '$.content') u
+              WHERE a.run_no = e.run_no AND a.seq = e.seq AND a.kind = 'MessageAdded'
+                AND CASE WHEN u.type = 'object' THEN u.value ->> '$.id' = e.body ->> '$.call_id' END LIMIT 1) END,
+       coalesce(e.meta ->> '$.ms', e.meta ->> '$.latency_ms')
+  FROM (SELECT run_no FROM run INDEXED BY run_created
+         WHERE created_at >= :since AND (:agent IS NULL OR agent = :agent) ORDER BY created_at DESC LIMIT :scan) near
+  JOIN entry e ON e.run_no = near.run_no
+ WHERE e.kind IN ('CallFinished', 'MessageAdded') AND coalesce(e.meta ->> '$.ms', e.meta ->> '$.latency_ms') IS NOT NULL
+ LIMIT :most

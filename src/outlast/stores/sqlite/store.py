@@ -51,6 +51,7 @@ from outlast.stores.base import (
 )
 from outlast.stores.sqlite import check, opening, rows
 from outlast.stores.sqlite.connections import Connections
+from outlast.stores.sqlite.pages import Pages
 from outlast.stores.sqlite.rows import Q, ask
 
 _END_OF_TIME = 2**62  # ms; after every instant
@@ -64,7 +65,7 @@ def boot_ms() -> int:
     return time.clock_gettime_ns(clock) // 1_000_000
 
 
-class SQLiteStore:
+class SQLiteStore(Pages):
     """Runs in one SQLite file (`:memory:` for one process only).
 
     Args:

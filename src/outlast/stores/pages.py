@@ -1,0 +1,90 @@
+"""What pages and reports read of a store, beside `base.Store`: keyset pages, counts up to a limit, what was decided, what was spent.
+
+Rules
+1. Nothing here writes, and nothing here costs more the more runs there are: what cannot be found by an index looks at the newest `scan`
+   rows only, and says where it stopped.
+2. Every method is one transaction: a page shows one moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Protocol
+
+from outlast.core.gate import GateRow
+from outlast.stores.base import Head, JournalRow, Store
+
+MOST = 10_000  # counts are exact up to here
+SCAN = 5_000  # runs that a search by text looks at
+Noted = tuple[Head, GateRow, datetime | None]  # a gate, its run, and when somebody was first told
+
+
+@dataclass(frozen=True, slots=True)
+class PageFilter:
+    status: str | None = None
+    waiting: bool = False  # any `waiting_…`
+    unfinished: bool = False
+    stuck: bool = False
+    agent: str | None = None
+    tags: Mapping[str, str] = field(default_factory=dict)
+    since: datetime | None = None
+    text: str | None = None  # in the run id or the first message
+    before: str | None = None  # a run id: the page after it
+    limit: int = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """One run of a list: its head, how its first message begins, and its open gate that ends first."""
+
+    head: Head
+    first: str | None
+    gate: GateRow | None
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """`next`: the run after which the next page begins, or None. `scanned`: a search looked at so many runs and stopped there."""
+
+    runs: Sequence[Listed]
+    next: str | None
+    scanned: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """For pictures. Hours are hours since the epoch; days are days since the epoch in the offset that was asked for."""
+
+    ended: Sequence[tuple[int, str, int]]  # (hour, status, runs)
+    spent: Sequence[tuple[int, str, int, int, int, float | None, int]]  # (day, agent, runs, input, output, USD, runs of unknown cost)
+    steps: Sequence[tuple[str | None, int]]  # (tool, or None: the model; ms)
+
+
+class PageStore(Store, Protocol):
+    def page(self, where: PageFilter, *, scan: int = SCAN) -> Page:
+        """Newest first (created_at, then run id)."""
+        ...
+
+    def counts(self, where: PageFilter, *, most: int = MOST) -> dict[str, int]:
+        """Runs per status; of `where` only agent, tags and since count. `most + 1` stands for more than `most`."""
+        ...
+
+    def agents(self, *, limit: int = 100) -> list[str]:
+        """Names that any run has, in order."""
+        ...
+
+    def gate_entries(self, run_id: str, seq: int, *, limit: int = 500) -> list[JournalRow]:
+        """Entries of the checkpoint that a gate belongs to, without messages and results: who was asked when, and what was begun."""
+        ...
+
+    def decided(self, *, since: datetime, agent: str | None = None, limit: int = 50) -> list[Noted]:
+        """Closed gates of kind approval, verification, budget; newest first."""
+        ...
+
+    def statistics(
+        self, *, since: datetime, agent: str | None = None, offset: timedelta = timedelta(0), scan: int = 100_000, steps: int = 300
+    ) -> Statistics:
+        """`scan`: runs that are summed; `steps`: runs whose steps are timed; the newest of each."""
+        ...
