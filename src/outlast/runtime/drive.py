@@ -123,9 +123,20 @@ class Drive:
                 saved = await self._take(saved.step)
             point("release.after")
             return saved.step if isinstance(saved.step, s.Wait | s.Finish) else None
+        except asyncio.CancelledError:
+            await self._give_back()
+            raise
         finally:
             self.keeper.remove(self.writer.lease.run_id)
             await self._stop_tasks()
+
+    async def _give_back(self) -> None:
+        """Our own task was cancelled: save what has come, give the lease back, due at once."""
+        self.drain(timedelta(0))
+        try:
+            await self._save(await self._stop_tasks())
+        except OutlastError as e:
+            log.warning("run %s: its lease could not be given back: %s", self.run.id, e, extra={"run_id": self.run.id})
 
     async def one(self, call: s.RunCall) -> Saved:
         """Run one call and save what came of it: for a program that drives by hand."""
