@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.world import EFFECTS, GATE, Ledger, asks, assert_whole, finish, tools, use
 
 from outlast import Agent, Outlast
 from outlast.models import ScriptedModel
 from outlast.runtime import crashpoints
 from outlast.runtime.clock import ManualClock
+from outlast.runtime.drive import Drive
 from outlast.stores import owner
-from tests.support.world import EFFECTS, GATE, Ledger, assert_whole, asks, finish, tools, use
 
 RUN = "run-crash"
 SEED = 20261129
@@ -48,14 +49,21 @@ class Outcome:
     messages: list[dict[str, Any]]
     model_calls: int
     deaths: list[str]
-    points: int
+    passed: list[str]  # points of the last life
     ledger: Ledger
+
+    @property
+    def points(self) -> int:
+        return len(self.passed)
 
 
 SCRIPTS: dict[str, list[Any]] = {
     **{name: [asks(use(name, text="hello")), "Done."] for name in EFFECTS},
     "two turns": [asks(use("look", text="a")), asks(use("act_checked", "toolu_02", text="b")), "Done."],
-    "a batch": [asks(*[use(name, f"toolu_{n:02}", text=name) for n, name in enumerate(("look", "deliver", "act", "act_checked"), 1)]), "Done."],
+    "a batch": [
+        asks(*[use(name, f"toolu_{n:02}", text=name) for n, name in enumerate(("look", "deliver", "act", "act_checked"), 1)]),
+        "Done.",
+    ],
 }
 
 
@@ -65,9 +73,9 @@ def live(folder: Path, script: str, *, gated: bool, approve: bool = True, die_at
     ledger, log, clock = Ledger(folder / "ledger"), folder / "model.log", ManualClock()
     deaths: list[str] = []
     for at in [*die_at, None]:
-        made = tools(ledger, GATE if gated else None)
+        made = tools(GATE if gated else None)
         agent = Agent("crashing", model=ScriptedModel(SCRIPTS[script], log=log), tools=list(made.values()))
-        app = Outlast(folder / "outlast.db", agents=[agent], clock=clock)
+        app = Outlast(folder / "outlast.db", agents=[agent], deps=ledger, clock=clock)
         death = Death(at)
         owners = _dying() if at is not None else _living()
         with pytest.MonkeyPatch.context() as patch:
@@ -84,7 +92,7 @@ def live(folder: Path, script: str, *, gated: bool, approve: bool = True, die_at
         with app:
             assert run.status == "done", (run.status, run.reason)
             assert_whole(app, RUN)
-            return Outcome(run.messages, len(log.read_text().splitlines()), deaths, len(death.passed), ledger)
+            return Outcome(run.messages, len(log.read_text().splitlines()), deaths, death.passed, ledger)
     raise AssertionError("the last life has no end")
 
 
@@ -130,7 +138,7 @@ def test_every_point_once(tmp_path: Path, script: str, gated: bool) -> None:
         assert_as_undisturbed(found, calm)
 
 
-@pytest.mark.parametrize("script", ["deliver", "act", "act_checked", "a batch"])
+@pytest.mark.parametrize("script", ["deliver", "act_checked", "a batch"])
 def test_every_point_once_where_a_person_says_no(tmp_path: Path, script: str) -> None:
     calm = live(tmp_path / "calm", script, gated=True, approve=False)
     for at in range(1, calm.points + 1):
@@ -139,16 +147,17 @@ def test_every_point_once_where_a_person_says_no(tmp_path: Path, script: str) ->
         assert found.ledger.lines() == []
 
 
-def test_every_named_point_is_passed(tmp_path: Path) -> None:
-    """A matrix that misses a point would prove less than it says."""
-    seen: set[str] = set()
-    for script in ("act_checked", "act"):
-        calm = live(tmp_path / script, script, gated=True)
-        for at in range(1, calm.points + 1):
-            seen.update(name.partition(":")[0] for name in live(tmp_path / f"{script}-{at}", script, gated=True, die_at=[at]).deaths)
-    assert seen >= set(crashpoints.POINTS) - {"check.before", "check.after"}
-    pair = live(tmp_path / "pair", "act_checked", gated=False)
-    assert pair.points
+@pytest.mark.parametrize("script", ["act", "act_checked", "act_unsure", "deliver"])
+def test_every_point_of_the_life_that_finds_a_call_in_doubt(tmp_path: Path, script: str) -> None:
+    """The first death leaves a call begun and unanswered; the second one strikes anywhere on the way out of that doubt."""
+    calm = live(tmp_path / "calm", script, gated=False)
+    first = calm.passed.index(f"tool.after:{script}") + 1
+    found = live(tmp_path / "first", script, gated=False, die_at=[first])
+    for at in range(1, found.points + 1):
+        assert_as_undisturbed(live(tmp_path / f"death-{at}", script, gated=False, die_at=[first, at]), calm)
+    passed = {name.partition(":")[0] for name in [*calm.passed, *found.passed]}
+    missing = set(crashpoints.POINTS) - passed  # a matrix that misses a point would prove less than it says
+    assert missing == (set() if script in ("act_checked", "act_unsure") else {"check.before", "check.after"})
 
 
 @pytest.mark.parametrize("gated", [False, True], ids=["open", "gated"])
@@ -156,7 +165,20 @@ def test_every_named_point_is_passed(tmp_path: Path) -> None:
 def test_sampled_pairs_of_deaths(tmp_path: Path, script: str, gated: bool) -> None:
     calm = live(tmp_path / "calm", script, gated=gated)
     rng = random.Random(f"{SEED}-{script}-{gated}")
-    for n in range(12):
+    for n in range(8):
         die_at = [rng.randint(1, calm.points), rng.randint(1, calm.points)]
         found = live(tmp_path / f"pair-{n}", script, gated=gated, die_at=die_at)
+        assert_as_undisturbed(found, calm)
+
+
+def test_the_matrix_is_red_without_intents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken on purpose: a call that leaves no intent is made twice, and the matrix says so."""
+
+    async def unsaved(self: Drive, call: object, tool: object) -> bool:
+        return True
+
+    monkeypatch.setattr(Drive, "_intend", unsaved)
+    calm = live(tmp_path / "calm", "act", gated=False)
+    found = live(tmp_path / "death", "act", gated=False, die_at=[calm.passed.index("tool.after:act") + 1])
+    with pytest.raises(AssertionError):
         assert_as_undisturbed(found, calm)

@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import os
 from datetime import timedelta
+from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -60,35 +62,36 @@ def asks(*blocks: dict[str, Any]) -> list[dict[str, Any]]:
     return list(blocks)
 
 
-def tools(ledger: Ledger, gate: Any = None) -> dict[str, Tool[..., Any]]:
-    """A tool of every effect; each answers the same on every attempt."""
+@cache
+def tools(gate: Any = None) -> dict[str, Tool[..., Any]]:
+    """A tool of every effect; each answers the same on every attempt. Their world is the ledger in `ctx.deps`."""
 
     @tool(effect="read", gate=gate)
-    def look(ctx: ToolContext, text: str) -> dict[str, str]:
-        ledger.write("look", ctx.idempotency_key)
+    def look(ctx: ToolContext[Ledger], text: str) -> dict[str, str]:
+        ctx.deps.write("look", ctx.idempotency_key)
         return {"done": text}
 
     @tool(effect="idempotent", gate=gate)
-    async def deliver(ctx: ToolContext, text: str) -> dict[str, str]:
-        ledger.deliver("deliver", ctx.idempotency_key)
+    async def deliver(ctx: ToolContext[Ledger], text: str) -> dict[str, str]:
+        ctx.deps.deliver("deliver", ctx.idempotency_key)
         return {"done": text}
 
     @tool(gate=gate)
-    def act(ctx: ToolContext, text: str) -> dict[str, str]:
-        ledger.write("act", ctx.idempotency_key)
+    def act(ctx: ToolContext[Ledger], text: str) -> dict[str, str]:
+        ctx.deps.write("act", ctx.idempotency_key)
         return {"done": text}
 
-    async def seen(ctx: ToolContext, text: str) -> Outcome:
-        return Outcome.happened({"done": text}) if ledger.has(ctx.idempotency_key) else Outcome.not_happened()
+    async def seen(ctx: ToolContext[Ledger], text: str) -> Outcome:
+        return Outcome.happened({"done": text}) if ctx.deps.has(ctx.idempotency_key) else Outcome.not_happened()
 
     @tool(gate=gate, check=seen)
-    async def act_checked(ctx: ToolContext, text: str) -> dict[str, str]:
-        ledger.write("act_checked", ctx.idempotency_key)
+    async def act_checked(ctx: ToolContext[Ledger], text: str) -> dict[str, str]:
+        ctx.deps.write("act_checked", ctx.idempotency_key)
         return {"done": text}
 
     @tool(gate=gate, check=lambda ctx, text: Outcome.unknown("the other system is down"))
-    def act_unsure(ctx: ToolContext, text: str) -> dict[str, str]:
-        ledger.write("act_unsure", ctx.idempotency_key)
+    def act_unsure(ctx: ToolContext[Ledger], text: str) -> dict[str, str]:
+        ctx.deps.write("act_unsure", ctx.idempotency_key)
         return {"done": text}
 
     return {t.name: t for t in (look, deliver, act, act_checked, act_unsure)}
@@ -126,7 +129,9 @@ def assert_whole(app: Outlast, run_id: str) -> None:
     """The journal is dense, the head is its fold, the gates are its projection, and the store finds nothing wrong with itself."""
     journal = list(app.journal(run_id))
     assert [row.entry_no for row in journal] == list(range(1, len(journal) + 1))
-    assert all(a.seq <= b.seq and a.fence <= b.fence or b.fence == 0 or a.fence == 0 for a, b in zip(journal, journal[1:], strict=False))
+    assert all(a.seq <= b.seq for a, b in pairwise(journal))
+    fences = [row.fence for row in journal if row.fence]  # 0: written without a lease
+    assert fences == sorted(fences)
     entries = [r.from_row(row.kind, row.body, row.meta, by=row.by, entry_id=row.entry_id, at=row.at) for row in journal]
     run, rows = projection(r.Run(run_id), entries)
     head = app.head(run_id)
