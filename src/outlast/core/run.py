@@ -55,6 +55,8 @@ class Entry:
     entry_id: str | None = field(default=None, metadata={"head": True})
     meta: Mapping[str, Any] | None = field(default=None, metadata={"head": True})
     at: datetime = field(default=EPOCH, metadata={"head": True}, compare=False)
+    # Its row, once it is known: (kind, body, meta). Set by `stored` alone, so that every entry is encoded once; `dataclasses.replace` drops it.
+    _row: tuple[str, str, str | None] | None = field(default=None, init=False, repr=False, compare=False, metadata={"head": True})
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,26 +298,32 @@ _BODY = {kind: tuple((f.name, str(f.type), f.default) for f in fields(cls) if no
 
 def to_row(entry: Entry) -> tuple[str, str, str | None]:
     """(kind, body, meta) as the store holds them. Fields at their default are left out. Raises codec.Unstorable."""
-    kind = type(entry).__name__
-    meta = codec.encode(dict(entry.meta)) if entry.meta else None
+    if entry._row is not None:
+        return entry._row
+    return type(entry).__name__, codec.encode(_body(entry)), codec.encode(dict(entry.meta)) if entry.meta else None
+
+
+def _body(entry: Entry) -> Mapping[str, Any]:
     if isinstance(entry, MessageAdded):
-        return kind, codec.encode(entry.message), meta
+        return entry.message
     body: dict[str, Any] = {}
-    for name, _, default in _BODY[kind]:
+    for name, _, default in _BODY[type(entry).__name__]:
         value = getattr(entry, name)
         if name == "format":
             pass  # always written: where it is missing, today's number would be read into an old journal
         elif value is default or (isinstance(value, Mapping | tuple) and not value and default is not None):
             continue
         body[name] = iso(value) if isinstance(value, datetime) else value
-    return kind, codec.encode(body), meta
+    return body
 
 
 def from_row(kind: str, body: str, meta: str | None, *, by: str | None = None, entry_id: str | None = None, at: datetime = EPOCH) -> Entry:
     """The entry as any reader sees it. Raises codec.Unstorable where the row is broken or of a kind that this version does not know."""
-    value = codec.decode(body)
-    extra: dict[str, Any] = {"by": by, "entry_id": entry_id, "at": at, "meta": codec.decode(meta) if meta else None}
-    if not isinstance(extra["meta"], dict | None):
+    return _entry(kind, codec.decode(body), codec.decode(meta) if meta else None, by, entry_id, at)
+
+
+def _entry(kind: str, value: Any, meta: Any, by: str | None, entry_id: str | None, at: datetime) -> Entry:
+    if not isinstance(meta, dict | None):
         raise codec.Unstorable("$", f"the meta of a {kind} must be an object")
     cls = KINDS.get(kind)
     if cls is None:
@@ -328,10 +336,10 @@ def from_row(kind: str, body: str, meta: str | None, *, by: str | None = None, e
         for n, call in enumerate(m.tool_uses(value)):
             if not (isinstance(call.get("id"), str) and isinstance(call.get("name"), str) and isinstance(call.get("input"), dict)):
                 raise codec.Unstorable(f"$.content: tool_use {n}", "a call needs an id, a name and an input object")
-        return MessageAdded(value, **extra)
+        return MessageAdded(value, by=by, entry_id=entry_id, meta=meta, at=at)
     given = {name: _read(value[name], hint, f"$.{name}") for name, hint, _ in _BODY[kind] if name in value}
     try:
-        return cls(**given, **extra)
+        return cls(**given, by=by, entry_id=entry_id, meta=meta, at=at)
     except TypeError as e:
         raise codec.Unstorable("$", f"{kind}: {e}") from None
 
@@ -377,9 +385,29 @@ def _instant(value: Json, path: str) -> datetime:
 
 
 def stored(entry: Entry) -> Entry:
-    """The entry as it will be read back, so that what is folded in memory and what the store holds never differ."""
-    kind, body, meta = to_row(entry)
-    return from_row(kind, body, meta, by=entry.by, entry_id=entry.entry_id, at=entry.at)
+    """The entry as it will be read back, so that what is folded in memory and what the store holds never differ; it knows its row."""
+    if entry._row is not None:
+        return entry
+    kind = type(entry).__name__
+    body, value = codec.stored(_body(entry))
+    meta, beside = codec.stored(dict(entry.meta)) if entry.meta else (None, None)
+    return _known(_entry(kind, value, beside, entry.by, entry.entry_id, entry.at), (kind, body, meta))
+
+
+def headed(entry: Entry, **head: Any) -> Entry:
+    """The entry with another `at`, `by`, `entry_id` or `meta`. What it says stays, and so does what is known of its row."""
+    row = entry._row
+    if row is None:
+        return replace(entry, **head)
+    meta = row[2]
+    if "meta" in head:
+        meta, head["meta"] = codec.stored(dict(head["meta"])) if head["meta"] else (None, None)
+    return _known(replace(entry, **head), (row[0], row[1], meta))
+
+
+def _known(entry: Entry, row: tuple[str, str, str | None]) -> Entry:
+    object.__setattr__(entry, "_row", row)
+    return entry
 
 
 # ---- the fold -------------------------------------------------------------------------------------------------------------
@@ -390,26 +418,32 @@ class History(Sequence[m.Message]):
 
     __slots__ = ("_ids", "_items", "_n")
 
-    def __init__(self, items: list[m.Message] | None = None, n: int | None = None, ids: set[str] | None = None) -> None:
+    def __init__(self, items: list[m.Message] | None = None, n: int | None = None, ids: dict[str, int] | None = None) -> None:
         self._items = [] if items is None else items
         self._n = len(self._items) if n is None else n
-        self._ids = {c["id"] for i in self._items for c in m.tool_uses(i)} if ids is None else ids
+        self._ids = {c["id"]: at for at, i in enumerate(self._items) for c in m.tool_uses(i)} if ids is None else ids
 
     def plus(self, message: m.Message) -> History:
         items, ids = self._items, self._ids
         if len(items) > self._n and items[self._n] is message:  # folded once more, for the inbox: the same future
             return History(items, self._n + 1, ids)
         if len(items) != self._n:  # someone else grew the shared list: another future of the same past
-            items, ids = items[: self._n], set(ids)
+            items, ids = items[: self._n], {call_id: at for call_id, at in ids.items() if at < self._n}
         items.append(message)
         if message["role"] == "assistant":
-            ids.update(str(c.get("id")) for c in m.tool_uses(message))
+            for call in m.tool_uses(message):
+                ids.setdefault(str(call.get("id")), self._n)
         return History(items, self._n + 1, ids)
 
     @property
     def call_ids(self) -> set[str]:
-        """Every tool-call id that was ever used (a superset is harmless: it only makes a new id more distinct)."""
-        return self._ids
+        """Every tool-call id in these messages; those of another future of the same past are not among them."""
+        return {call_id for call_id, at in self._ids.items() if at < self._n}
+
+    def __eq__(self, other: object) -> bool:
+        return list(self) == list(other) if isinstance(other, History) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]  # it grows
 
     def __len__(self) -> int:
         return self._n
