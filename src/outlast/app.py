@@ -34,7 +34,7 @@ from outlast.gates import check_duration, check_instant
 from outlast.models import resolve
 from outlast.openrun import OpenRun
 from outlast.reader import Reader
-from outlast.runtime import crashpoints, outside
+from outlast.runtime import crashpoints, notices, outside, sweeper
 from outlast.runtime.clock import ManualClock
 from outlast.runtime.drive import Drive
 from outlast.runtime.leases import Keeper
@@ -51,6 +51,8 @@ RUN_ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
 STORE_THREADS = 64  # asyncio's own pool has cpu + 4: too few to share a commit
 FOREGROUND = timedelta(seconds=60)  # `run` and `resume` sleep through timers up to here
 BACKGROUND = timedelta(seconds=5)  # a worker gives the lease back for anything longer
+STOP_TELLING_S = 5.0  # for what is being sent when a worker ends
+LOOK_FOR_STUCK_S = 300.0  # between two looks of a worker for runs that do not go on by themselves
 SCRIPT = "script"  # runs.driver of runs that a program drives by hand
 MAX_TAGS, MAX_TAG_KEY, MAX_TAG_VALUE = 16, 64, 256
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
@@ -107,11 +109,14 @@ class Outlast:
         self._agents = _all_agents(agents)
         self._deps, self._lifespan, self._entered = deps, lifespan, _NOTHING
         self._notify, self._may_decide, self._prices, self._engine = tuple(notify), may_decide, prices, engine
+        self._told = notices.targets(notify, _notice_settings)
+        self._tellers: list[notices.Teller] = []
         self._listeners: list[Callable[[Event], None]] = [on_event] if on_event else []
         self._lease_s, self._clock = lease.total_seconds(), clock
         self._lock = threading.Lock()
         self._opened: tuple[int, base.Store, Keeper, ThreadPoolExecutor] | None = None
         self._stack: contextlib.AsyncExitStack | None = None
+        self._looked_at, self._known_stuck = float("-inf"), set[tuple[str, str]]()
         self._target: str | None = None  # MODULE:ATTR, where a command loaded this app: a run can be driven alone
 
     def with_store(self, store: str | os.PathLike[str]) -> Outlast:
@@ -146,8 +151,9 @@ class Outlast:
             self._same(head, new)
             return cast("Run[Out]", await self.resume(head.run_id))
         assert lease is not None
-        async with self._deps_now() as deps:
+        async with self._deps_now() as deps, self._telling() as teller:
             await self._drive(lease, agent, deps)
+            await self._go_on(head.run_id, deps, teller)
         return cast("Run[Out]", await self._blocking(self.get, head.run_id))
 
     def run_sync(self, agent: Agent[Out], input: Input, *, run_id: str | None = None, tags: Tags = {}, by: str | None = None) -> Run[Out]:
@@ -167,8 +173,9 @@ class Outlast:
                                  hint=f"Outlast(agents=[...]) with {head.agent!r}; on the command line --app MODULE:ATTR")  # fmt: skip
             lease = await self._blocking(lambda: self._store.claim_run(run_id, owner.me(), lease_s=self._lease_s))
             crashpoints.point("claim.after")
-            async with self._deps_now() as deps:
+            async with self._deps_now() as deps, self._telling() as teller:
                 await self._drive(lease, agent, deps)
+                await self._go_on(run_id, deps, teller)
         return await self._blocking(self.get, run_id)
 
     def resume_sync(self, run_id: str) -> Run[Any]:
@@ -195,13 +202,19 @@ class Outlast:
             )
         if not self._agents:
             raise UsageError("a worker needs agents", hint="Outlast(agents=[...])")
-        async with self._deps_now() as deps:
+        async with self._deps_now() as deps, self._telling() as teller:
             worker = Worker(
                 self._store, self._keeper, agents=list(agents) or list(self._agents), concurrency=concurrency, grace=grace, lease_s=self._lease_s,
                 until_idle=until_idle, blocking=self._blocking, satisfies=self._satisfies, alone=self._alone(),
+                sweep=self._sweeping,
                 drive=lambda lease: self._drive_of(lease, self._agents[lease.agent], deps=deps, patience_s=BACKGROUND.total_seconds()))  # fmt: skip
             self._worker = worker
-            await worker()
+            while True:
+                sent = teller.sent
+                await worker()
+                await teller.deliver()
+                if teller.sent == sent:  # until_idle: nobody was told anything that may have been answered by now
+                    return
 
     def work_sync(
         self, *, concurrency: int = 10, agents: Sequence[str] = (), until_idle: bool = False, grace: timedelta = timedelta(seconds=25)
@@ -357,6 +370,8 @@ class Outlast:
             yield opened
         finally:
             opened._close()
+            if self._told:
+                self._deliver()
 
     # ---- reading ----------------------------------------------------------------------------------------------------------------
 
@@ -433,6 +448,10 @@ class Outlast:
         """Run ids, oldest first; those that wait too."""
         return self._store.unfinished()
 
+    def stuck(self, *, limit: int = 1000) -> list[base.Stuck]:
+        """What does not go on by itself, longest first: each with its reason and the one command that mends it."""
+        return self._store.stuck(limit=_limit(limit))
+
     def inbox(self, *, role: str | None = None, agent: str | None = None, tags: Tags = {}, limit: int = 50) -> list[Gate]:
         """What waits for a person, soonest deadline first."""
         found = self._store.inbox(role=role, agent=agent, tags=_tags(tags), limit=_limit(limit))
@@ -451,6 +470,54 @@ class Outlast:
     def store_check(self) -> list[tuple[str, str, str]]:
         """What is wrong with the store, as (where, what, remedy); empty: all is well."""
         return self._store.check()
+
+    # ---- the clock ----------------------------------------------------------------------------------------------------------------
+
+    def sweep(self) -> int:
+        """Apply the deadlines that have passed, of any agent's runs, and send the notices that are due; how many of both.
+
+        A worker does the same by itself. Nothing depends on it: whoever takes a run applies what has passed first.
+        """
+        return sweeper.sweep(self._store, notices.names(self._told)) + (self._deliver() if self._told else 0)
+
+    def _deliver(self) -> int:
+        async def deliver() -> int:
+            return await self._teller().deliver()
+
+        return notices.run_blocking(deliver)
+
+    def _teller(self) -> notices.Teller:
+        return notices.Teller(self._store, self._told, blocking=self._blocking, settings=_notice_settings)
+
+    @contextlib.asynccontextmanager
+    async def _telling(self) -> AsyncIterator[notices.Teller]:
+        """Deliver notices beside whatever is driven here."""
+        teller = self._teller()
+        self._tellers.append(teller)
+        serving = asyncio.ensure_future(teller.serve())
+        try:
+            yield teller
+        finally:
+            teller.stop()
+            await asyncio.wait({serving}, timeout=STOP_TELLING_S)
+            serving.cancel()  # what is being sent is sent again later, under the same id
+            self._tellers.remove(teller)
+
+    def _poke(self) -> None:
+        for teller in list(self._tellers):
+            teller.poke()
+
+    async def _sweeping(self) -> None:
+        """What a worker does now and then."""
+        await self._blocking(sweeper.sweep, self._store, notices.names(self._told))
+        self._poke()
+        if time.monotonic() - self._looked_at >= LOOK_FOR_STUCK_S:
+            self._looked_at = time.monotonic()
+            now = {(x.run_id, x.reason): x for x in await self._blocking(lambda: self._store.stuck(limit=100))}
+            for key, x in now.items():
+                if key not in self._known_stuck:
+                    log.warning("run %s does not go on by itself: %s; %s", x.run_id, x.reason, x.command, extra={"run_id": x.run_id})
+            self._known_stuck = set(now)
 
     # ---- life -------------------------------------------------------------------------------------------------------------------
 
@@ -534,7 +601,11 @@ class Outlast:
 
     def _equip(self, writer: Writer) -> None:
         """What an append may carry for other runs: children begun, a parent told."""
+        told = notices.names(self._told)
+        writer.notices = lambda before, entries: notices.due(before, entries, told)
+        writer.told = self._poke
         writer.children = self._children
+        writer.others = _ends_children
         writer.parent = self._parent
 
     def _children(self, run: r.Run, entries: Sequence[r.Entry]) -> list[base.NewRun]:
@@ -556,9 +627,8 @@ class Outlast:
         agent = self._agents.get(run.agent)
         last = next((x for x in reversed(list(run.messages)) if x["role"] == "assistant"), None)
         output = codec.clean(agent.output_of(last)) if agent and step.status == "done" else None
-        head = replace(self._store.head(run.id), parent_call_id=run.parent_call_id)
-        plan = outside.child_ended(head, step.status, output, step.reason, tokens=(run.input_tokens, run.output_tokens))
-        return base.ParentEntry(run.parent_run_id, plan)
+        ended = r.ChildFinished(run.parent_call_id, step.status, output, step.reason, run.input_tokens, run.output_tokens)
+        return base.ParentEntry(run.parent_run_id, outside.child_ended(ended))
 
     def _alone(self) -> Callable[[base.Lease], Awaitable[None]] | None:
         """How a run whose worker died again and again is driven in a process of its own; None where a child could not find this app."""
@@ -577,6 +647,35 @@ class Outlast:
         """Drive a run whose lease this process was handed."""
         async with self._deps_now() as deps:
             await self._drive_of(lease, self._agents[lease.agent], deps=deps, patience_s=BACKGROUND.total_seconds())()
+
+    async def _go_on(self, run_id: str, deps: Any, teller: notices.Teller) -> bool:
+        """Runs that answer calls of this one are driven here too, and where somebody who was told decided at once, it goes on. Was there any?"""
+        progress = False
+        while True:
+            await teller.deliver()
+            head = await self._blocking(self._store.head, run_id)
+            agent = self._agents.get(head.agent)
+            if head.status in base.ENDED or head.held or head.driver != base.BUILT_IN or agent is None:
+                return progress
+            if head.needs is None and head.wake_at is not None and head.wake_at <= self._store.now():
+                try:
+                    lease = await self._blocking(lambda: self._store.claim_run(run_id, owner.me(), lease_s=self._lease_s))
+                except RunBusy:
+                    return progress
+                await self._drive(lease, agent, deps)
+                if (await self._blocking(self._store.head, run_id)).entries == head.entries:
+                    return progress
+            else:
+                children = await self._blocking(self._open_children, run_id)
+                went_on = await asyncio.gather(*(self._go_on(child, deps, teller) for child in children))
+                if not any(went_on):
+                    return progress
+            progress = True
+
+    def _open_children(self, run_id: str) -> list[str]:
+        """Runs that answer calls of this run and are there."""
+        found = [codec.decode(row.args)["run_id"] for row, _ in self._store.gates(run_id) if row.kind == "run" and row.outcome is None]
+        return [str(child) for child in found]
 
     async def _drive(self, lease: base.Lease, agent: Agent[Any], deps: Any) -> None:
         try:
@@ -671,7 +770,9 @@ class Outlast:
         said: dict[str, str | None] = {}
         if self._may_decide is not None:  # asked before the transaction: it may take its time
             said = {
-                row.gate_id: self._why_not(person, gate_of(head, row, told)) for row, told in self._store.gates(run_id) if row.kind in kinds
+                row.gate_id: self._why_not(person, [gate_of(head, as_asked, told) for as_asked in self._as_asked(head, row)])
+                for row, told in self._store.gates(run_id)
+                if row.kind in kinds
             }
 
         def may(row: GateRow) -> str | None:
@@ -685,17 +786,30 @@ class Outlast:
         assert isinstance(value, Gate)
         return value
 
-    def _why_not(self, person: str, gate: Gate) -> str | None:
+    def _as_asked(self, head: base.Head, row: GateRow) -> list[GateRow]:
+        """The gate as it is, and as it was on every earlier rung: whoever was asked may still answer."""
+        if row.level == 0 or row.outcome is not None:
+            return [row]
+        entries, _ = self._store.load(head.run_no, since_seq=row.seq)
+        opened = next((e for e in entries if isinstance(e, r.GateOpened) and e.gate_id == row.gate_id), None)
+        rungs = opened.rungs[: row.level] if opened else ()
+        return [row, *(replace(row, role=rung.get("role"), level=n) for n, rung in enumerate(rungs))]
+
+    def _why_not(self, person: str, gates: Sequence[Gate]) -> str | None:
         may = self._may_decide
-        try:
-            if isinstance(may, Mapping):
-                allowed: object = person in may.get(gate.role or "", ())
-            else:
-                assert may is not None
-                allowed = may(person, gate)
-        except Exception as e:  # noqa: BLE001 - a person's function: whatever it raises, nothing is decided
-            return f"may_decide failed ({type(e).__name__})"
-        return None if allowed is True else f"asked is {gate.role or 'nobody in particular'}"
+        for gate in gates:
+            try:
+                if isinstance(may, Mapping):
+                    allowed: object = person in may.get(gate.role or "", ())
+                else:
+                    assert may is not None
+                    allowed = may(person, gate)
+            except Exception as e:  # noqa: BLE001 - a person's function: whatever it raises, nothing is decided
+                return f"may_decide failed ({type(e).__name__})"
+            if allowed is True:
+                return None
+        asked = " or ".join(dict.fromkeys(gate.role or "nobody in particular" for gate in gates))
+        return f"asked is {asked}"
 
     def _check_edit(self, tail: base.Tail, row: GateRow, entry: r.GateDecided) -> r.GateDecided:
         if entry.args is None:
@@ -742,6 +856,19 @@ class Outlast:
                 f"{name} has {size:,} bytes as JSON; at most {codec.MAX_INPUT_BYTES:,} are kept",
                 hint="put large things elsewhere and send a link",
             )
+
+
+def _notice_settings() -> notices.Settings:
+    env = os.environ
+    return notices.Settings(env.get("OUTLAST_WEBHOOK_SECRET", ""), env.get("OUTLAST_WEBHOOK_ALLOW", ""), env.get("OUTLAST_WEB_URL", ""))
+
+
+def _ends_children(before: r.Run, entries: Sequence[r.Entry]) -> list[base.ParentEntry]:
+    """A run that ends while others still answer its calls (a limit was reached, its workers died) takes them along."""
+    if not any(isinstance(e, r.RunEnded) for e in entries):
+        return []
+    waited_for = [x.opened.args for x in before.all_gates() if x.opened.kind == "run" and x.outcome is None]
+    return [base.ParentEntry(str(args["run_id"]), outside.cancel(None, f"run {before.id} is over")) for args in waited_for if args]
 
 
 _NOTHING: Any = object()

@@ -106,11 +106,14 @@ class Wait:
             raise UsageError(f"event must be a name of 1 to 128 characters, not {event!r}")
         if hours is not None and (within is None or not isinstance(hours, Hours)):
             raise UsageError("hours counts within= in these hours: give both, and Hours(...)")
+        try:
+            self.otherwise = codec.stored(otherwise)[1]
+        except codec.Unstorable as e:
+            raise UsageError(f"otherwise: {e}") from None
         self.event = event
         self.within = check_duration("within", within) if within is not None else None
         self.until = check_instant("until", until) if until is not None else None
         self.hours = hours
-        self.otherwise = otherwise
 
     def ends(self, now: datetime) -> datetime:
         if self.until is not None:

@@ -35,15 +35,19 @@ class GatePolicy:
 
 
 def rungs(policy: GatePolicy, now: datetime) -> tuple[list[dict[str, Any]], datetime | None]:
-    """The ladder as absolute instants, and `closes_at`. The next rung begins where the one before ends, not when somebody looks."""
+    """The ladder as absolute instants, and `closes_at`. The next rung begins where the one before ends, not when somebody looks. Total."""
     out: list[dict[str, Any]] = []
     start, rung = now, policy
     while True:
-        deadline = rung.count(start, rung.within) if rung.within is not None else None
         rule: dict[str, Any] = {"within_s": rung.within.total_seconds() if rung.within is not None else None}
         if rung.hours:
             rule["hours"] = dict(rung.hours)
-        out.append({"role": rung.role, "deadline": iso(deadline) if deadline else None, "rule": rule, "remind_at": _reminders(rung, start, deadline)})
+        try:
+            deadline = rung.count(start, rung.within) if rung.within is not None else None
+            remind_at = _reminders(rung, start, deadline)
+        except Exception as e:  # noqa: BLE001 - hours that are over for good: the gate stays closed, has no deadline, and shows as stuck
+            deadline, remind_at, rule["problem"] = None, [], str(e)
+        out.append({"role": rung.role, "deadline": iso(deadline) if deadline else None, "rule": rule, "remind_at": remind_at})
         if not isinstance(rung.then, GatePolicy):
             return out, deadline if rung.then == "reject" else None
         if deadline is None:
@@ -132,11 +136,13 @@ def refusal(gate: Gate) -> str:
 
 
 def _within(gate: Gate) -> str:
+    """All rungs together, where their time is of one kind."""
     rules = [rung.get("rule") or {} for rung in gate.opened.rungs]
-    if len(rules) > 1:
+    seconds = [rule.get("within_s") or 0 for rule in rules]
+    kinds = {"hours" in rule for rule in rules}
+    if not all(seconds) or len(kinds) != 1:
         return " in time"
-    seconds = rules[0].get("within_s") if rules else None
-    return f" within {duration(timedelta(seconds=seconds), working='hours' in rules[0])}" if seconds else " in time"
+    return f" within {duration(timedelta(seconds=sum(seconds)), working=kinds.pop())}"
 
 
 def duration(value: timedelta, *, working: bool = False) -> str:
@@ -146,7 +152,7 @@ def duration(value: timedelta, *, working: bool = False) -> str:
         if seconds >= size and seconds % size == 0 and not (working and unit == "day"):
             n = int(seconds // size)
             return f"{n} {'working ' if working else ''}{unit}{'' if n == 1 else 's'}"
-    return f"{seconds:g} {'working ' if working else ''}seconds"
+    return f"{seconds:g} {'working ' if working else ''}second{'' if seconds == 1 else 's'}"
 
 
 def changed(call: Call) -> str:

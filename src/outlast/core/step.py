@@ -166,7 +166,7 @@ def settled(run: Run, policy: Policy, now: datetime, in_flight: Collection[str] 
     entries: list[r.Entry] = []
     while isinstance(step := next_step(run, policy, now, in_flight), Settle):
         for entry in step.entries:
-            kept = r.stored(replace(entry, at=now))
+            kept = r.stored(r.headed(entry, at=now))
             entries.append(kept)
             run = r.apply(run, kept)
         if len(entries) > SETTLE_LIMIT:
@@ -379,7 +379,7 @@ def _call(run: Run, call: Call, policy: Policy, now: datetime) -> _OneCall:
     tool = policy.tools.get(call.name)
     approval = call.gate("approval")
     if approval and approval.outcome is None:
-        return _wait_or_move(approval, "waiting_for_approval", _asks(call.name, approval), now)
+        return _wait_or_move(approval, "waiting_for_approval", asks(call.name, approval), now)
     if approval and approval.outcome != "approved":
         return Settle((r.CallFinished(call.id, g.refusal(approval), is_error=True, how="refused"),))
     if (event := call.gate("event")) or (event := call.gate("run")):
@@ -542,7 +542,8 @@ def _wait_or_move(gate: Gate, status: str, reason: str, now: datetime) -> Settle
     return Wait(status, reason, g.next_at(gate))
 
 
-def _asks(name: str, gate: Gate) -> str:
+def asks(name: str, gate: Gate) -> str:
+    """The reason of a run that waits for an approval."""
     until = f" until {r.iso(gate.deadline)}" if gate.deadline else ""
     return f"{name} waits for {gate.role or 'a decision'}{until}"
 

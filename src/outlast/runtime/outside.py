@@ -164,7 +164,9 @@ def cancel(by: str | None, note: str | None) -> base.Plan:
         below = [g.opened.args["run_id"] for g in run.all_gates() if g.opened.kind == "run" and g.outcome is None and g.opened.args]
         others = [base.ParentEntry(child, cancel(by, note)) for child in below]
         if tail.head.parent_run_id and tail.head.parent_call_id:
-            others.append(base.ParentEntry(tail.head.parent_run_id, child_ended(tail.head, "cancelled", None, note)))
+            spent = {"input_tokens": tail.head.input_tokens, "output_tokens": tail.head.output_tokens, "cost_usd": tail.head.cost_usd}
+            ended = r.ChildFinished(tail.head.parent_call_id, "cancelled", reason=note, **spent)  # type: ignore[arg-type]  # each of its field
+            others.append(base.ParentEntry(tail.head.parent_run_id, child_ended(ended)))
         return _write(
             tail, entries, status="cancelled", reason=note or f"cancelled{' by ' + by if by else ''}", wake=False, fence=True, others=others
         )
@@ -172,10 +174,8 @@ def cancel(by: str | None, note: str | None) -> base.Plan:
     return plan
 
 
-def child_ended(head: base.Head, status: str, output: Any, reason: str | None, *, tokens: tuple[int, int] | None = None) -> base.Plan:
-    """What the end of a child run does to its parent."""
-    used = tokens or (head.input_tokens, head.output_tokens)
-    entry = r.ChildFinished(head.parent_call_id or "", status, output, reason, used[0], used[1], head.cost_usd)
+def child_ended(entry: r.ChildFinished) -> base.Plan:
+    """What the end of a child run does to its parent: the call is answered, and what it cost is the parent's cost."""
 
     def plan(tail: base.Tail) -> base.Outside:
         call = tail.run.call(entry.call_id)
@@ -183,7 +183,8 @@ def child_ended(head: base.Head, status: str, output: Any, reason: str | None, *
         if tail.head.status in base.ENDED or gate is None or gate.outcome is not None:
             return base.Outside(wake=False)
         waits = tail.head.status == "waiting_for_run"
-        return _write(tail, [replace(entry, entry_id=f"child:{entry.call_id}")], status="running" if waits else None)
+        written = _write(tail, [replace(entry, entry_id=f"child:{entry.call_id}")], status="running" if waits else None)
+        return replace(written, input_tokens=entry.input_tokens, output_tokens=entry.output_tokens)
 
     return plan
 

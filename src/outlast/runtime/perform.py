@@ -25,7 +25,7 @@ from outlast.core import codec, gate
 from outlast.core import messages as m
 from outlast.core import run as r
 from outlast.core.step import RunCall
-from outlast.errors import ToolFailed
+from outlast.errors import ToolFailed, UsageError
 from outlast.runtime.crashpoints import point
 from outlast.tools import Outcome, Retry, Tool, ToolContext, ToolResult, Wait
 
@@ -188,15 +188,15 @@ def fact(call: RunCall, entry: r.Call, tool: Tool[..., Any], ended: Ended, now: 
 def result(entry: r.Call, value: Any, now: datetime) -> r.Entry:
     """A tool's value as its result, or as a wait."""
     if isinstance(value, Wait):
-        ends = value.ends(now)
+        ends, rule = _ends(value, now)
         args = {
             "event": value.event or entry.id,
             "timer": value.event is None,
-            "otherwise": codec.decode(codec.encode(codec.clean(value.otherwise))),
+            "otherwise": value.otherwise,
         }
         return r.GateOpened(
             f"event:{entry.id}", "event", entry.id, entry.name, codec.digest(args), noun="event", args=args, closes_at=ends,
-            rungs=[{"role": None, "deadline": r.iso(ends), "rule": {}, "remind_at": []}])  # fmt: skip
+            rungs=[{"role": None, "deadline": r.iso(ends) if ends else None, "rule": rule, "remind_at": []}])  # fmt: skip
     if isinstance(value, ToolResult):
         content, is_error = codec.result_content(value.content) if isinstance(value.content, str) else codec.block_content(value.content)
         is_error = is_error or value.is_error
@@ -205,6 +205,17 @@ def result(entry: r.Call, value: Any, now: datetime) -> r.Entry:
     if told := gate.changed(entry):
         content = told + content if isinstance(content, str) else [m.text(told), *content]
     return r.CallFinished(entry.id, content, is_error=is_error)
+
+
+def _ends(wait: Wait, now: datetime) -> tuple[datetime | None, dict[str, Any]]:
+    """Until when a wait lasts, and the rule that says so. Hours that are over for good give no end: the tool has acted, so it still waits."""
+    rule: dict[str, Any] = {"within_s": wait.within.total_seconds() if wait.within is not None else None}
+    if wait.hours is not None:
+        rule["hours"] = wait.hours.rule()
+    try:
+        return wait.ends(now), rule
+    except UsageError as e:
+        return None, {**rule, "problem": str(e)}
 
 
 def describe(e: BaseException) -> str:

@@ -46,7 +46,8 @@ class Writer:
     """One run under one lease.
 
     `policy`: what the code says. `keep(step, now)`: is the lease kept although the run waits (a short timer)? `notices`: who is to be told
-    of the gates of a batch. `children`: the runs that answer calls of this one. `parent`: what the end of this run tells its parent.
+    of the gates that these entries open, move or close; `told`: that such a batch stands now. `children`: the runs that answer calls of this
+    one. `others`: what this batch does to them: they end with it. `parent`: what the end of this run tells its parent.
     """
 
     def __init__(
@@ -56,13 +57,16 @@ class Writer:
         policy: s.Policy,
         *,
         keep: Keep = lambda step, now: False,
-        notices: Callable[[r.Run, Sequence[gate.GateRow], datetime], Sequence[base.NewNotice]] = lambda run, rows, now: (),
+        notices: Callable[[r.Run, Sequence[r.Entry]], Sequence[base.NewNotice]] = lambda before, entries: (),
+        told: Callable[[], None] = lambda: None,
         children: Callable[[r.Run, Sequence[r.Entry]], Sequence[base.NewRun]] = lambda run, entries: (),
+        others: Callable[[r.Run, Sequence[r.Entry]], Sequence[base.ParentEntry]] = lambda before, entries: (),
         parent: Callable[[r.Run, s.Step], base.ParentEntry | None] = lambda run, step: None,
         lease_s: float = 30,
     ) -> None:
         self.store, self.lease, self.policy = store, lease, policy
-        self.keep, self.notices, self.children, self.parent, self.lease_s = keep, notices, children, parent, lease_s
+        self.keep, self.notices, self.told, self.lease_s = keep, notices, told, lease_s
+        self.children, self.others, self.parent = children, others, parent
         self.run = r.Run(lease.run_id)
         self.place = base.Place()
         self.status = ""
@@ -96,7 +100,7 @@ class Writer:
         pause, tries = FIRST_PAUSE_S, 0
         while True:
             now = self.store.now()
-            ready = [r.stored(replace(fact, at=now)) for fact in facts]
+            ready = [r.stored(r.headed(fact, at=now)) for fact in facts]
             plan = _Plan(self, ready, in_flight, draining=draining)
             batch = plan.on(self.run, now)
             if not batch.entries and not plan.writes_head(batch):
@@ -133,6 +137,8 @@ class Writer:
             self.run, self.place = plan.after, appended.place
             self.status, self.fresh = batch.head.status, self.fresh and not batch.progress
             self.released = batch.head.release
+            if batch.notices:
+                self.told()
             return plan.saved(batch)
 
     def _locked(self, plan: _Plan, now: datetime) -> base.Appended:
@@ -144,7 +150,7 @@ class Writer:
     def propose(self, intent: r.CallStarted, extend: timedelta) -> bool:
         """Save an intent if nothing came in between; False: decide again, nothing was saved. Raises LeaseLost, StoreError."""
         now = self.store.now()
-        entry = r.stored(replace(intent, at=now))
+        entry = r.stored(r.headed(intent, at=now))
         after = r.apply(self.run, entry)
         batch = base.Batch(entries=[entry], head=self._head(after, "running", None), seq=after.seq, extend_until=extend)
         try:
@@ -210,7 +216,7 @@ class _Plan:
         _, consequences, self.step = s.settled(run, w.policy, now, self.in_flight)
         entries = [*facts, *consequences]
         if w.fresh and w.lease.taken_over and entries:
-            entries[0] = r.stored(replace(entries[0], meta={**(entries[0].meta or {}), "taken_over": True}))
+            entries[0] = r.stored(r.headed(entries[0], meta={**(entries[0].meta or {}), "taken_over": True}))
         self.after, gates = gate.projection(before, entries)
         waits = isinstance(self.step, s.Wait | s.Finish) and not self.in_flight and not w.keep(self.step, now)
         release = waits or (self.draining and not self.in_flight)
@@ -218,9 +224,9 @@ class _Plan:
         if release and not waits:
             wake_at, needs = now, None  # a drain: somebody else goes on at once
         self.batch = base.Batch(
-            entries=compact(entries), seq=self.after.seq, gates=gates, notices=w.notices(self.after, gates, now),
+            entries=compact(entries), seq=self.after.seq, gates=gates, notices=w.notices(before, entries),
             head=w._head(self.after, status, reason, release=release, wake_at=wake_at if release else None, needs=needs if release else None),
-            children=w.children(self.after, entries), parent=w.parent(self.after, self.step) if entries else None,
+            children=w.children(self.after, entries), others=w.others(before, entries), parent=w.parent(self.after, self.step) if entries else None,
             progress=any(isinstance(e, _PROGRESS) for e in entries))  # fmt: skip
         return self.batch
 

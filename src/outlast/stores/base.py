@@ -223,6 +223,8 @@ class Outside:
     fence: bool = False  # cancel and move: fence + 1, lease cleared, wake_at empty
     others: Sequence[ParentEntry] = ()  # entries for other runs in the same transaction: cancelling goes down, a child's end goes up
     notices: Sequence[NewNotice] = ()
+    input_tokens: int = 0  # added to the head's: what a child run spent
+    output_tokens: int = 0
     value: Any = None  # given back to the caller
 
 

@@ -26,7 +26,7 @@ SELECT wake_at, run_no, lease_owner IS NOT NULL FROM run INDEXED BY run_due
 -- parked_for --
 SELECT updated_at, run_no, 0 FROM run INDEXED BY run_parked
  WHERE driver = :driver AND agent = :agent AND needs = :needs AND lease_owner IS NULL
- ORDER BY updated_at LIMIT :limit
+ ORDER BY run_no LIMIT :limit
 
 -- over --  held, and the lease is over
 SELECT lease_until, run_no, 1 FROM run INDEXED BY run_held
@@ -88,15 +88,13 @@ entries = entries + :n, seq = :seq, agent_version = :agent_version, model_calls 
 -- current --
 run_no = :run_no AND fence = :fence AND nonce = :nonce AND entries = :entries AND lease_owner IS NOT NULL
 
--- advance_same --  the status stays and is not named: naming it would rewrite its index
+-- advance_same --  the status stays and is not named: naming it would rewrite its index. No RETURNING in these four: it costs a table of its own
 UPDATE run SET {advanced}
  WHERE {current} AND status = :status AND reason IS :reason
-RETURNING lease_until
 
 -- advance --
 UPDATE run SET {advanced}, status = :status, reason = :reason
  WHERE {current}
-RETURNING lease_until
 
 -- released --
 lease_owner = NULL, lease_until = NULL, lease_boot = NULL, lease_until_at = NULL, wake_at = :wake_at, needs = :needs
@@ -104,15 +102,13 @@ lease_owner = NULL, lease_until = NULL, lease_boot = NULL, lease_until_at = NULL
 -- release_same --
 UPDATE run SET {advanced}, {released}
  WHERE {current} AND status = :status AND reason IS :reason
-RETURNING NULL
 
 -- release --
 UPDATE run SET {advanced}, {released}, status = :status, reason = :reason
  WHERE {current}
-RETURNING NULL
 
 -- extend --
-UPDATE run SET lease_until = :until, lease_until_at = max(lease_until_at, :until_at) WHERE run_no = :run_no
+UPDATE run SET lease_until = :until, lease_until_at = max(lease_until_at, :until_at) WHERE run_no = :run_no AND lease_until < :until
 
 -- lease --
 SELECT fence, nonce, entries, lease_owner, lease_until_at FROM run WHERE run_no = :run_no
@@ -141,7 +137,9 @@ ON CONFLICT (run_no, notice_id, target) DO NOTHING
 SELECT 1 FROM entry INDEXED BY entry_ids WHERE run_no = :run_no AND entry_id = :entry_id AND entry_id IS NOT NULL
 
 -- outside --
-UPDATE run SET entries = entries + :n, seq = :seq, updated_at = :now WHERE run_no = :run_no
+UPDATE run SET entries = entries + :n, seq = :seq, input_tokens = input_tokens + :input_tokens,
+       output_tokens = output_tokens + :output_tokens, updated_at = :now
+ WHERE run_no = :run_no
 
 -- outside_status --
 UPDATE run SET status = :status, reason = :reason WHERE run_no = :run_no
@@ -360,7 +358,7 @@ SELECT {head_columns}, {gate_columns}
 
 -- ended_per_hour --
 SELECT updated_at / 3600000, status, count(*) FROM run INDEXED BY run_ended
- WHERE status IN ('done', 'failed', 'cancelled') AND updated_at >= :since AND (:agent IS NULL OR agent = :agent)
+ WHERE (status = 'done' OR status = 'failed' OR status = 'cancelled') AND updated_at >= :since AND (:agent IS NULL OR agent = :agent)
  GROUP BY 1, 2 ORDER BY 1
 
 -- spent_per_day --  of the newest :scan runs

@@ -302,10 +302,14 @@ class SQLiteStore(Pages):
     def _advance(db: apsw.Connection, lease: Lease, place: Place, ready: _Ready) -> bool:
         """The conditional update: true where the lease is current and the journal as long as the writer saw it."""
         kind = "release" if ready.batch.head.release else "advance"
-        found = ask(db, Q[f"{kind}_same"], ready.values) or ask(db, Q[kind], ready.values)
-        if found and ready.extend and found[0][0] is not None and found[0][0] < ready.extend["until"]:
+        db.execute(Q[f"{kind}_same"], ready.values)
+        if not db.changes():
+            db.execute(Q[kind], ready.values)
+            if not db.changes():
+                return False
+        if ready.extend:
             db.execute(Q["extend"], {"run_no": lease.run_no, "until": ready.extend["until"], "until_at": ready.extend["until_at"]})
-        return bool(found)
+        return True
 
     def _write(self, db: apsw.Connection, ready: _Ready) -> None:
         """All that an append carries beside the head."""
@@ -376,7 +380,8 @@ class SQLiteStore(Pages):
             ask(db, Q["outside_fence"], key)
         status = out.status or head.status
         written = rows.Written(run_id, place, entries, fence=0, status=status)
-        db.execute(Q["outside"], {**key, "n": len(written), "seq": written.place.seq, "now": ms(now)})
+        spent = {"input_tokens": out.input_tokens, "output_tokens": out.output_tokens}
+        db.execute(Q["outside"], {**key, "n": len(written), "seq": written.place.seq, "now": ms(now), **spent})
         if status != head.status or (out.status is not None and out.reason != head.reason):
             db.execute(Q["outside_status"], {**key, "status": status, "reason": out.reason})
         if out.wake and not out.fence:
