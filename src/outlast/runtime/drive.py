@@ -289,7 +289,7 @@ class Drive:
         except (m.BadMessage, codec.Unstorable) as e:
             return [r.ModelFailed(f"the model's answer cannot be saved: {e}", self.run.model_failures + 1, None)]
         first = entries[0]
-        return [replace(first, meta={**(first.meta or {}), **beside}), *entries[1:]]
+        return [r.headed(first, meta={**(first.meta or {}), **beside}), *entries[1:]]
 
     def _settings(self) -> dict[str, Any]:
         """The agent's settings, and the container that the last answer ran in."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -12,7 +11,7 @@ import apsw
 
 from outlast.core import codec
 from outlast.core.gate import GateRow
-from outlast.core.run import EPOCH, Entry, MessageAdded, from_row, instant, ms, to_row
+from outlast.core.run import EPOCH, Entry, MessageAdded, from_row, headed, instant, ms, to_row
 from outlast.errors import InvariantViolated
 from outlast.stores import sql
 from outlast.stores.base import Head, JournalRow, Place, chain, genesis
@@ -114,4 +113,4 @@ class Written:
 
 def stamped(entries: Sequence[Entry], now: datetime) -> list[Entry]:
     """Entries of a start or from outside get the store's instant where they carry none."""
-    return [replace(e, at=now) if e.at == EPOCH else e for e in entries]
+    return [headed(e, at=now) if e.at == EPOCH else e for e in entries]
