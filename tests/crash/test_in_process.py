@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.world import EFFECTS, GATE, Ledger, asks, assert_whole, finish, tools, use
+from tests.crash.scripts import RUN, SCRIPTS
+from tests.support.world import EFFECTS, GATE, Ledger, assert_whole, finish, tools
 
 from outlast import Agent, Outlast
 from outlast.models import ScriptedModel
@@ -23,7 +24,6 @@ from outlast.runtime.clock import ManualClock
 from outlast.runtime.drive import Drive
 from outlast.stores import owner
 
-RUN = "run-crash"
 SEED = 20261129
 
 
@@ -55,16 +55,6 @@ class Outcome:
     @property
     def points(self) -> int:
         return len(self.passed)
-
-
-SCRIPTS: dict[str, list[Any]] = {
-    **{name: [asks(use(name, text="hello")), "Done."] for name in EFFECTS},
-    "two turns": [asks(use("look", text="a")), asks(use("act_checked", "toolu_02", text="b")), "Done."],
-    "a batch": [
-        asks(*[use(name, f"toolu_{n:02}", text=name) for n, name in enumerate(("look", "deliver", "act", "act_checked"), 1)]),
-        "Done.",
-    ],
-}
 
 
 def live(folder: Path, script: str, *, gated: bool, approve: bool = True, die_at: Sequence[int] = ()) -> Outcome:
