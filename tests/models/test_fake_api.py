@@ -73,6 +73,8 @@ RIGHT: list[Any] = [
     body(user(text()), assistant({"type": "server_tool_use", "id": "s", "name": "w", "input": {}}, text()), user(text())),
     body(tools=[TOOL, {"type": "web_search_20260209", "name": "web_search"}]),
     body(user({"type": "a_block_of_next_year", "x": 1})),
+    body(user(text()), user(text("And hurry."))),  # merged by the provider
+    body(user(text()), assistant(call()), user(result()), user(text("Go on."))),
 ]
 
 WRONG: list[tuple[str, Any]] = [
@@ -106,7 +108,7 @@ WRONG: list[tuple[str, Any]] = [
     ("text-not-empty", body(user(text()), assistant(text("")), user(text()))),
     ("text-not-empty", body(user(text()), assistant(call()), user(result(content=[text("")])))),
     ("unicode", body(user(text("\ud800")))),
-    ("roles-alternate", body(user(text()), user(text()))),
+    ("calls-answered", body(user(text()), assistant(call()), user(text()), user(result()))),
     ("roles-alternate", body(assistant(text()), user(text()))),
     ("roles-alternate", body(user(text()), assistant(text()), assistant(text()), user(text()))),
     ("roles-alternate", body({"role": "tool", "content": "x"})),
@@ -280,15 +282,15 @@ def test_canonical_tells_numbers_apart() -> None:
 
 def test_a_refusal_has_the_apis_form_and_stands_in_the_journal() -> None:
     with FakeMessagesAPI(["Hello"]) as api:
-        status, document = post(api, body(user(text()), user(text())))
+        status, document = post(api, body(assistant(text()), user(text())))
         assert status == 400
         assert document["type"] == "error"
         assert document["error"]["type"] == "invalid_request_error"
-        assert "messages.1" in document["error"]["message"]
+        assert "messages.0" in document["error"]["message"]
         assert "[rule: roles-alternate]" in document["error"]["message"]
         assert document["request_id"] == "req_fake_0001"
         assert api.refused == ["roles-alternate"]
-        assert api.requests == [body(user(text()), user(text()))]
+        assert api.requests == [body(assistant(text()), user(text()))]
         assert json.loads(api.raw_requests[0]) == api.requests[0]
 
 

@@ -9,8 +9,9 @@
     calls-answered         results-first           no-result-without-call  one-result-per-call     results-in-order
     result-content         answer-unchanged
 
-Stricter, because the provider forgives some of it today: results must come in the order of their calls, roles must alternate, and an
-answer must come back exactly as it was sent: every block and field, numbers (1.0 is not 1) and the order of a call's arguments. The
+Stricter, because the provider forgives some of it today: results must come in the order of their calls, assistant messages stand alone
+(user messages in a row are merged by the provider: what is said after a cancelled batch follows its results), and an answer must come
+back exactly as it was sent: every block and field, numbers (1.0 is not 1) and the order of a call's arguments. The
 order of a block's own keys is free: the provider's SDK does not keep it either. Three repairs of an answer that no client could send
 back are allowed: an id that is malformed or was used before, an input that is not an object (comes back as `{}`), and characters that
 no database stores (NUL and lone surrogates come back as U+FFFD).
@@ -215,8 +216,6 @@ class _Conversation:
             return
         # Behind a system message comes what comes behind the user message before it.
         before = "user" if before == "system" else before
-        if role == "user" and before == "user":
-            _refuse("roles-alternate", where, "two user messages in a row")
         if role == "assistant" and before == "":
             _refuse("roles-alternate", where, "the first message must be the user's")
         if role == "assistant" and before == "assistant" and not self._goes_on:
