@@ -189,6 +189,8 @@ def _block(block: Any) -> dict[str, Any]:
             block = dump(mode="json", warnings=False)
         except TypeError:
             block = dump()
+    if not isinstance(block, Mapping) or not isinstance(block.get("type"), str):
+        raise BadMessage("a content block of a model's answer must be an object with a type")
     return dict(block)
 
 

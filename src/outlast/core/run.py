@@ -29,11 +29,12 @@ EndStatus = Literal["done", "failed", "cancelled"]
 
 FORMAT = 1  # of the journal: grows with every change of an entry's fields; older ones are read for ever
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MS = timedelta(milliseconds=1)
 
 
 def ms(at: datetime) -> int:
     """Whole milliseconds since the epoch: the resolution of every stored instant."""
-    return (at - EPOCH) // timedelta(milliseconds=1)
+    return (at - EPOCH) // _MS
 
 
 def instant(value: int) -> datetime:
