@@ -42,7 +42,7 @@ CREATE INDEX run_unfinished ON run (created_at, run_id) WHERE status <> 'done' A
 CREATE INDEX run_due ON run (driver, agent, wake_at) WHERE lease_owner IS NULL AND wake_at IS NOT NULL;
 CREATE INDEX run_held ON run (driver, agent, lease_until) WHERE lease_owner IS NOT NULL;
 CREATE INDEX run_holders ON run (lease_boot, lease_owner) WHERE lease_owner IS NOT NULL;
-CREATE INDEX run_parked ON run (driver, agent, needs, updated_at) WHERE lease_owner IS NULL AND needs IS NOT NULL;
+CREATE INDEX run_parked ON run (driver, agent, needs) WHERE lease_owner IS NULL AND needs IS NOT NULL;
 
 CREATE INDEX run_failed ON run (run_no) WHERE status = 'failed';
 
@@ -264,20 +264,22 @@ found(run_no, since, reason, command) AS (
        AND (n.tries >= 3 OR n.next_try_at IS NULL OR (n.tries = 0 AND n.next_try_at < clock.late))
     UNION ALL
     SELECT r.run_no, r.updated_at, r.reason, 'outlast worker --agent ' || r.agent
-      FROM run r WHERE r.status = 'waiting_for_code'
+      FROM run r INDEXED BY run_unfinished WHERE r.status <> 'done' AND r.status <> 'failed' AND r.status <> 'cancelled' AND r.status = 'waiting_for_code'
     UNION ALL
     SELECT r.run_no, r.wake_at, 'it is due, and no worker takes it: none that runs knows the agent ' || r.agent,
            CASE r.driver WHEN 'script' THEN 'outlast show ' || r.run_id ELSE 'outlast worker --agent ' || r.agent END
-      FROM clock, run r
-     WHERE r.status NOT IN ('done', 'failed', 'cancelled', 'waiting_for_code') AND r.lease_owner IS NULL AND r.wake_at < clock.late
+      FROM clock, run r INDEXED BY run_unfinished
+     WHERE r.status <> 'done' AND r.status <> 'failed' AND r.status <> 'cancelled'
+       AND r.status <> 'waiting_for_code' AND r.lease_owner IS NULL AND r.wake_at < clock.late
     UNION ALL
     SELECT r.run_no, r.lease_until_at, 'its worker is gone, and no other takes it: none that runs knows the agent ' || r.agent,
            CASE r.driver WHEN 'script' THEN 'outlast show ' || r.run_id ELSE 'outlast worker --agent ' || r.agent END
-      FROM clock, run r
-     WHERE r.status NOT IN ('done', 'failed', 'cancelled') AND r.lease_owner IS NOT NULL AND r.lease_until_at < clock.late
+      FROM clock, run r INDEXED BY run_unfinished
+     WHERE r.status <> 'done' AND r.status <> 'failed' AND r.status <> 'cancelled'
+       AND r.lease_owner IS NOT NULL AND r.lease_until_at < clock.late
     UNION ALL
     SELECT r.run_no, r.updated_at, 'its worker died ' || r.attempts || ' times in a row', 'outlast show ' || r.run_id || ' --journal'
-      FROM run r WHERE r.status NOT IN ('done', 'failed', 'cancelled') AND r.attempts >= 3
+      FROM run r INDEXED BY run_unfinished WHERE r.status <> 'done' AND r.status <> 'failed' AND r.status <> 'cancelled' AND r.attempts >= 3
     UNION ALL
     SELECT r.run_no, r.updated_at, r.reason, 'outlast retry ' || r.run_id
       FROM run r INDEXED BY run_failed WHERE r.status = 'failed' AND r.reason LIKE 'worker died % times while %'
