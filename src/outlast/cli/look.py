@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from outlast.cli import render, values, words
+from outlast.cli import render, sweep, values, words
 from outlast.cli.options import Options, command
-from outlast.cli.target import opened
+from outlast.cli.target import absent_file, opened
 from outlast.errors import UsageError
 
 if TYPE_CHECKING:
@@ -31,19 +31,26 @@ def runs(
     tag: Annotated[list[str] | None, typer.Option("--tag", metavar="K=V", help="may be repeated: all must fit")] = None,
     since: Annotated[str | None, typer.Option("--since", metavar="WHEN", help="a date, an instant, or a duration ago (4h)")] = None,
     unfinished: Annotated[bool, typer.Option("--unfinished", help="waiting ones too")] = False,
+    stuck: Annotated[bool, typer.Option("--stuck", help="what does not go on by itself: why, and the command that mends it")] = False,
     limit: Annotated[int, typer.Option("--limit", metavar="N", help="at most so many")] = LIMIT,
     before: Annotated[str | None, typer.Option("--before", metavar="RUN", help="the page after this run")] = None,
 ) -> int:
     """List runs, newest first."""
     if limit < 1:
         raise UsageError(f"--limit is {limit}: it must be at least 1")
-    wanted: dict[str, Any] = {"status": status, "agent": agent, "tags": values.tags(tag), "unfinished": unfinished, "before": before,
+    wanted: dict[str, Any] = {"status": status, "agent": agent, "tags": values.tags(tag), "unfinished": unfinished, "stuck": stuck, "before": before,
                               "since": values.when(since, "--since") if since else None}  # fmt: skip
     with opened(options, only_reads=True) as app:
-        found = app.runs(**wanted, limit=limit)
+        found = app.runs(**wanted, limit=limit) if not absent_file(app) else []
+        why = [x for x in app.stuck() if x.run_id in {r.run_id for r in found}] if stuck and found else []
     if options.json:
         for head in found:
-            render.document(head.to_dict())
+            reasons = [sweep.stuck_document(x) for x in why if x.run_id == head.run_id]
+            render.document({**head.to_dict(), **({"stuck": reasons} if stuck else {})})
+    elif stuck and why:
+        sweep.stuck_table(why, options)
+    elif stuck:
+        render.say("every run goes on by itself, or waits for somebody who was asked, until a deadline")
     elif not found:
         if any(wanted.values()):
             render.say("no run fits\nsee all with: outlast runs" + options.repeated())
@@ -67,7 +74,7 @@ def show(
     """Show one run: where it is, what is asked of whom, and what goes on."""
     from outlast.documents import entry_document
 
-    with opened(options, only_reads=True) as app:
+    with opened(options, only_reads=True, run_id=run_id) as app:
         run = app.get(run_id)
         entries = [entry_document(run_id, row) for row in app.journal(run_id)] if journal else []
     if options.json:
@@ -140,7 +147,7 @@ def inbox(
 ) -> int:
     """List what waits for a person, soonest deadline first, with every argument."""
     with opened(options, only_reads=True) as app:
-        gates = app.inbox(role=role, agent=agent, tags=values.tags(tag))
+        gates = app.inbox(role=role, agent=agent, tags=values.tags(tag)) if not absent_file(app) else []
         siblings = {run_id: app.get(run_id).gates for run_id in {g.run_id for g in gates}} if not options.json else {}
     if options.json:
         for gate in gates:
