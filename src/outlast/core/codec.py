@@ -431,7 +431,18 @@ def _unnumpy(value: Any) -> Any:
     return value.tolist()
 
 
-_dumps = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
+_encoder = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
+_make_encoder: Any = getattr(json.encoder, "c_make_encoder", None)  # what `encode` makes anew for every value; PyPy has none
+_pieces = (
+    _make_encoder(None, _encoder.default, json.encoder.encode_basestring, None, ": ", ", ", False, False, False) if _make_encoder else None
+)
+
+
+def _dumps(value: Any) -> str:
+    """What contains itself is a RecursionError here, not a ValueError."""
+    return _encoder.encode(value) if _pieces is None else "".join(_pieces(value, 0))
+
+
 _canonical = json.JSONEncoder(ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":")).encode
 
 

@@ -609,34 +609,11 @@ def apply(run: Run, entry: Entry) -> Run:
             return _with(
                 run, messages=run.messages.plus(message), seq=run.seq + 1, calls=(), queued=(), stop_reason=None,
                 corrections=run.corrections + 1 if corrected else 0 if run.queued else run.corrections)  # fmt: skip
-        case CallStarted(call_id):
-            call = run.call(call_id)
-            return run.with_call(
-                call_id, started=entry, attempts=entry.attempt, may_act_until=entry.may_act_until, doubt=None, checked=False, retry_at=None,
-                first_started_at=(call and call.first_started_at) or entry.at, effect=(call and call.effect) or entry.effect, key=entry.key)  # fmt: skip
-        case CallSkipped(call_id):
-            call = run.call(call_id)
-            first = call.first_started_at if call and call.attempts > 1 else None
-            return run.with_call(call_id, started=None, first_started_at=first)
-        case CallFailed(call_id):
-            call = run.call(call_id)
-            attempts = (call.attempts + (call.started is None)) if call else 1  # an intent has counted itself
-            return run.with_call(call_id, started=None, attempts=attempts, failures=(call.failures if call else 0) + 1, retry_at=entry.retry_at)
-        case CallDoubted(call_id):
-            call = run.call(call_id)
-            until = entry.may_act_until or (call and call.may_act_until)
-            return run.with_call(call_id, doubt=entry.why, checked=entry.checked, may_act_until=until)
+        case CallStarted() | CallSkipped() | CallFailed() | CallDoubted() | CallFinished() | LateResult():
+            call = run.call(entry.call_id)
+            return _called(run, call, entry) if call else run
         case WorkerDied():
             return _with(run, calls=tuple(_with(c, may_act_until=entry.may_act_until) if c.id in entry.call_ids else c for c in run.calls))
-        case CallFinished(call_id):
-            call = run.call(call_id)
-            if call is None or call.result is not None:  # the first result stands
-                return run
-            return run.with_call(call_id, result=entry, gates=_closed(call.gates))
-        case LateResult(call_id):
-            run = run.with_call(call_id, late=entry)
-            gate = (call := run.call(call_id)) and call.gate("verification")
-            return _change(run, gate.opened.gate_id, outcome="happened", closed=entry) if gate and call and call.result is None else run
         case GateOpened() | GateMoved() | GateExpired() | GateDecided() | GateWaived() | EventReceived() | ChildFinished():
             return _gate(run, entry)
         case RunStarted():
@@ -661,6 +638,27 @@ def apply(run: Run, entry: Entry) -> Run:
             return _with(run, ended=RunEnded("cancelled", f"moved to {entry.to}"), retry_at=None, gates=_closed(run.gates))
         case _:  # DecisionRefused: recorded, changes nothing
             return run
+
+
+def _called(run: Run, call: Call, entry: CallStarted | CallSkipped | CallFailed | CallDoubted | CallFinished | LateResult) -> Run:
+    match entry:
+        case CallStarted():
+            return run.with_call(
+                call.id, started=entry, attempts=entry.attempt, may_act_until=entry.may_act_until, doubt=None, checked=False, retry_at=None,
+                first_started_at=call.first_started_at or entry.at, effect=call.effect or entry.effect, key=entry.key)  # fmt: skip
+        case CallSkipped():
+            return run.with_call(call.id, started=None, first_started_at=call.first_started_at if call.attempts > 1 else None)
+        case CallFailed():
+            attempts = call.attempts + (call.started is None)  # an intent has counted itself
+            return run.with_call(call.id, started=None, attempts=attempts, failures=call.failures + 1, retry_at=entry.retry_at)
+        case CallDoubted():
+            return run.with_call(call.id, doubt=entry.why, checked=entry.checked, may_act_until=entry.may_act_until or call.may_act_until)
+        case CallFinished():  # the first result stands
+            return run.with_call(call.id, result=entry, gates=_closed(call.gates)) if call.result is None else run
+        case LateResult():
+            run = run.with_call(call.id, late=entry)
+            gate = call.gate("verification")
+            return _change(run, gate.opened.gate_id, outcome="happened", closed=entry) if gate and call.result is None else run
 
 
 def _revived(run: Run) -> Run:

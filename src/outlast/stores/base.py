@@ -412,6 +412,9 @@ class Store(Protocol):
     def close(self) -> None: ...
 
 
+_EMPTY = hashlib.sha256(b"").digest()
+
+
 def genesis(run_id: str) -> bytes:
     """What the digest chain of a run begins with."""
     return hashlib.sha256(run_id.encode()).digest()
@@ -426,6 +429,6 @@ def chain(previous: bytes, *, entry_no: int, seq: int, kind: str, at_ms: int, by
     sha = hashlib.sha256(previous)
     sha.update(f"{entry_no}|{seq}|{kind}|{at_ms}|{fence}|{status}|".encode())
     for part in (by, entry_id, meta):
-        sha.update(hashlib.sha256((part or "").encode()).digest())
+        sha.update(hashlib.sha256(part.encode()).digest() if part else _EMPTY)
     sha.update(body if isinstance(body, bytes) else hashlib.sha256(body.encode()).digest())
     return sha.digest()

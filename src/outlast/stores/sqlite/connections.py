@@ -14,8 +14,7 @@ import ctypes
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TypeVar
 
 import apsw
@@ -125,21 +124,8 @@ class Connections:
                     self._writer = Writer(db, self.path, busy_s=self._busy_s, point=self._point, committed=self._committed)
         return self._writer
 
-    @contextmanager
-    def _use(self) -> Iterator[None]:
-        if os.getpid() != self._pid:
-            self._disown()
-        with self._changed:
-            while self._suspended:
-                self._changed.wait()
-            self._using += 1
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._using -= 1
-                if self._using == 0:
-                    self._changed.notify_all()
+    def _use(self) -> _Using:
+        return _Using(self)
 
     # ---- closing, and forks ---------------------------------------------------------------------------------------------------
 
@@ -188,6 +174,31 @@ class Connections:
         for db in self._held():
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(db))  # so that no destructor closes it
         self._reset()
+
+
+class _Using:
+    """Around every use: none begins while a fork is being made, and a fork waits for those that have begun."""
+
+    __slots__ = ("_of",)
+
+    def __init__(self, of: Connections) -> None:
+        self._of = of
+
+    def __enter__(self) -> None:
+        of = self._of
+        if os.getpid() != of._pid:
+            of._disown()
+        with of._changed:
+            while of._suspended:
+                of._changed.wait()
+            of._using += 1
+
+    def __exit__(self, *exc: object) -> None:
+        of = self._of
+        with of._changed:
+            of._using -= 1
+            if of._using == 0 and of._suspended:
+                of._changed.notify_all()
 
 
 def _suspend() -> None:
