@@ -6,13 +6,23 @@ answer says what was done. Its tools write what they did to `effects.log`. Envir
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
+import tempfile
+import traceback
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
+
+from outlast.cli import main
+
+for _module in ("outlast.app", "outlast.models", "outlast.stores.sqlite.store", "typer._adapters"):
+    importlib.import_module(_module)  # now, once, and not in every fork
 
 SUPPORT = r'''
 import os
@@ -104,8 +114,32 @@ class Done:
         return error
 
 
+def _be_command(args: tuple[str, ...], folder: Path, env: dict[str, str], fds: list[int]) -> NoReturn:
+    """In a forked child: become `outlast ARGS` in this folder, with these files as stdin, stdout and stderr."""
+    code = 70
+    try:
+        signal.alarm(60)  # no test waits longer for one command
+        for standard, fd in enumerate(fds):
+            os.dup2(fd, standard)
+        sys.stdin, sys.stdout, sys.stderr = (open(fd, mode, encoding="utf-8", closefd=False) for fd, mode in enumerate("rww"))  # noqa: SIM115 - descriptors
+        os.chdir(folder)
+        os.environ.clear()
+        os.environ.update(env)
+        sys.path[:] = [p for p in sys.path if p]
+        code = main(list(args))
+        sys.stdout.flush()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+_stories: dict[str, tuple[Path, Done]] = {}  # plan -> the folder and the output of a first run, told once and copied for each test
+
+
 class Shell:
-    """Commands in one folder. `plan` and `env` reach the processes as their environment."""
+    """Commands in one folder. `env` reaches the processes as their environment."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -119,16 +153,33 @@ class Shell:
     def command(self, *args: str) -> list[str]:
         return [sys.executable, "-m", "outlast", *args]
 
-    def outlast(self, *args: str, stdin: str | bytes = b"", cwd: Path | None = None, **env: str | None) -> Done:
+    def outlast(self, *args: str, stdin: str | bytes = b"", **env: str | None) -> Done:
+        """Run a command to its end. It is forked off this process, which has the imports; PYTHON... in `env` makes it a new interpreter."""
         environment = {k: v for k, v in (self.env | env).items() if v is not None}
         given = stdin.encode() if isinstance(stdin, str) else stdin
-        done = subprocess.run(
-            self.command(*args), cwd=cwd or self.folder, env=environment, input=given, capture_output=True, timeout=60, check=False
-        )
-        err = done.stderr.decode("utf-8", "surrogateescape")
+        whole = any(name.startswith("PYTHON") for name in environment.keys() - os.environ.keys())
+        code, out, err = (self._new if whole else self._forked)(args, environment, given)
         if "--debug" not in args:
-            assert "Traceback" not in err, err
-        return Done(done.returncode, done.stdout.decode("utf-8", "surrogateescape"), err)
+            assert b"Traceback" not in err, err.decode()
+        return Done(code, out.decode("utf-8", "surrogateescape"), err.decode("utf-8", "surrogateescape"))
+
+    def _new(self, args: tuple[str, ...], env: dict[str, str], stdin: bytes) -> tuple[int, bytes, bytes]:
+        done = subprocess.run(self.command(*args), cwd=self.folder, env=env, input=stdin, capture_output=True, timeout=60, check=False)
+        return done.returncode, done.stdout, done.stderr
+
+    def _forked(self, args: tuple[str, ...], env: dict[str, str], stdin: bytes) -> tuple[int, bytes, bytes]:
+        with tempfile.TemporaryFile() as in_, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+            in_.write(stdin)
+            in_.seek(0)
+            pid = os.fork()
+            if pid == 0:
+                _be_command(args, self.folder, env, [in_.fileno(), out.fileno(), err.fileno()])
+            code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            texts = []
+            for file in (out, err):
+                file.seek(0)
+                texts.append(file.read())
+            return code, texts[0], texts[1]
 
     def start(self, *args: str, **kwargs: Any) -> subprocess.Popen[bytes]:
         """A command that is talked to while it runs. The caller ends it."""
@@ -138,9 +189,19 @@ class Shell:
         log = self.folder / "effects.log"
         return log.read_text(encoding="utf-8").splitlines() if log.exists() else []
 
-    def story(self, run_id: str = "run-1", *, plan: str = "story", code: int = 3) -> Done:
-        """A run that has come as far as it can by itself."""
-        self.write("support.py", SUPPORT)
-        done = self.outlast("run", "support", "What is KITE-142 about?", "--id", run_id, PLAN=plan)
+    def story(self, *, plan: str = "story", code: int = 3) -> Done:
+        """A run, run-1, that has come as far as it can by itself."""
+        if plan in _stories:
+            folder, done = _stories[plan]
+            shutil.copytree(folder, self.folder, dirs_exist_ok=True)
+        else:
+            folder = Path(tempfile.mkdtemp(prefix="story-", dir=self.folder.parent))
+            done = Shell(folder).tell(plan, PYTHONUNBUFFERED="1")  # by an interpreter of its own
+            _stories[plan] = folder, done
+            return self.story(plan=plan, code=code)
         assert done.code == code, done
         return done
+
+    def tell(self, plan: str = "story", **env: str | None) -> Done:
+        self.write("support.py", SUPPORT)
+        return self.outlast("run", "support", "What is KITE-142 about?", "--id", "run-1", PLAN=plan, **env)

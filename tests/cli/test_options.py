@@ -10,15 +10,23 @@ from pathlib import Path
 import pytest
 
 from cli.shell import SUPPORT, Shell
+from outlast.cli import main
 
 COMMANDS = "run resume runs show inbox approve reject verify send cancel retry worker".split()
 
 
-@pytest.mark.parametrize("args", [("--store", "sqlite:///x.db", "--json", "runs"), ("runs", "--json", "--store", "sqlite:///x.db"),
-                                  ("--json", "runs", "--store=sqlite:///x.db"), ("--store", "sqlite:///y.db", "runs", "--json", "--store", "sqlite:///x.db")])  # fmt: skip
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("--store", "sqlite:///x.db", "--json", "runs"),
+        ("runs", "--json", "--store", "sqlite:///x.db"),
+        ("--json", "runs", "--store=sqlite:///x.db"),
+        ("--store", "sqlite:///y.db", "runs", "--json", "--store", "sqlite:///x.db"),
+    ],
+)
 def test_before_or_after_the_command(shell: Shell, args: tuple[str, ...]) -> None:
-    shell.write("support.py", SUPPORT)
-    assert shell.outlast("run", "support", "Hi", "--id", "run-1", "--store", "sqlite:///x.db", PLAN="short").code == 0
+    shell.story()
+    (shell.folder / "outlast.db").rename(shell.folder / "x.db")
     assert [d["run_id"] for d in shell.outlast(*args).documents] == ["run-1"]
 
 
@@ -30,8 +38,10 @@ def test_in_a_group_too(shell: Shell, args: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_takes_them(shell: Shell, command: str) -> None:
-    text = shell.outlast(command, "--help", COLUMNS="120").out
+def test_every_command_takes_them(command: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    assert main([command, "--help"]) == 0
+    text = capfd.readouterr().out
     assert all(option in text for option in ("--store", "--app", "--json", "--debug", "--log-level", "--log-format"))
 
 
@@ -86,6 +96,7 @@ def test_errors_as_documents(shell: Shell) -> None:
 
 def test_an_internal_error_is_one_line_and_debug_shows_more(shell: Shell) -> None:
     shell.write("support.py", SUPPORT + "\nOutlast.runs = lambda self, **kwargs: 1 / 0\n")
+    (shell.folder / "outlast.db").touch()
     done = shell.outlast("runs", "--app", "support")
     assert (
         done.code == 1 and done.err == "outlast: internal error: ZeroDivisionError: division by zero (run with --debug for the traceback)\n"
@@ -123,6 +134,9 @@ def test_looking_creates_no_file(shell: Shell) -> None:
     for command in ("runs", "inbox"):
         done = shell.outlast(command)
         assert done.code == 0 and "outlast run" in done.out, "an empty state says what to do next"
+    for args in (("show", "run-1"), ("approve", "run-1"), ("cancel", "run-1"), ("store", "check")):
+        done = shell.outlast(*args)
+        assert done.code == 1 and str(shell.folder / "outlast.db") in done.out + done.err
     assert not list(shell.folder.glob("*.db"))
 
 

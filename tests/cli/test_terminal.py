@@ -8,6 +8,7 @@ import re
 import select
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -132,7 +133,7 @@ def test_closed_stdout(shell: Shell, args: str) -> None:
 
 def test_a_full_disk_is_said(shell: Shell) -> None:
     shell.story()
-    with open("/dev/full", "wb") as full:
+    with Path("/dev/full").open("wb") as full:
         process = shell.start("runs", stdout=full, stderr=subprocess.PIPE)
         _, err = process.communicate(timeout=60)
     assert process.returncode == 1 and b"No space left on device" in err and b"Traceback" not in err

@@ -41,7 +41,7 @@ def approve(
     """Let a call run as it was shown, or grant a raise of a limit."""
     edited = values.json_object(args, "--args") if args is not None else None
     who = settings.who(by)
-    with opened(options) as app:
+    with opened(options, run_id=run_id) as app:
         return said(app.decide(run_id, call, approved=True, decided_by=who, note=note, args=edited, digest=digest), options)
 
 
@@ -58,7 +58,7 @@ def reject(
     if not note or not note.strip():
         raise UsageError("--note is missing: the model reads why, and goes on from there", hint=f'outlast reject {run_id} --note "why"')
     who = settings.who(by)
-    with opened(options) as app:
+    with opened(options, run_id=run_id) as app:
         return said(app.decide(run_id, call, approved=False, decided_by=who, note=note, digest=digest), options)
 
 
@@ -83,7 +83,7 @@ def verify(
         raise UsageError("--result goes with --happened only")
     value: Any = values.json_value(result, "--result") if result is not None else None
     who = settings.who(by)
-    with opened(options) as app:
+    with opened(options, run_id=run_id) as app:
         return said(app.verify(run_id, call, outcome=given[0], decided_by=who, result=value, note=note), options)
 
 

@@ -8,7 +8,7 @@ import typer
 
 from outlast.cli import render, sweep, values, words
 from outlast.cli.options import Options, command
-from outlast.cli.target import absent_file, opened
+from outlast.cli.target import opened, or_empty
 from outlast.errors import UsageError
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def runs(
     wanted: dict[str, Any] = {"status": status, "agent": agent, "tags": values.tags(tag), "unfinished": unfinished, "stuck": stuck, "before": before,
                               "since": values.when(since, "--since") if since else None}  # fmt: skip
     with opened(options, only_reads=True) as app:
-        found = app.runs(**wanted, limit=limit) if not absent_file(app) else []
+        found = or_empty(app).runs(**wanted, limit=limit)
         why = [x for x in app.stuck() if x.run_id in {r.run_id for r in found}] if stuck and found else []
     if options.json:
         for head in found:
@@ -147,7 +147,7 @@ def inbox(
 ) -> int:
     """List what waits for a person, soonest deadline first, with every argument."""
     with opened(options, only_reads=True) as app:
-        gates = app.inbox(role=role, agent=agent, tags=values.tags(tag)) if not absent_file(app) else []
+        gates = or_empty(app).inbox(role=role, agent=agent, tags=values.tags(tag))
         siblings = {run_id: app.get(run_id).gates for run_id in {g.run_id for g in gates}} if not options.json else {}
     if options.json:
         for gate in gates:

@@ -6,7 +6,6 @@ is read from the store. `Printer` keeps them in order and prints each checkpoint
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import threading
 from collections.abc import Awaitable, Callable
@@ -70,7 +69,7 @@ def resume(
     follow: Annotated[bool, typer.Option("--follow", help="stay through every wait")] = False,
 ) -> int:
     """Go on with a run from its last checkpoint. Exit codes as of `run`."""
-    with opened(options, need_agents=True) as app:
+    with opened(options, need_agents=True, run_id=run_id) as app:
         head = app.head(run_id)
         if not options.json and head.seq:
             latest = app.latest(run_id)
@@ -126,6 +125,8 @@ def started(head: RunHead, options: Options) -> int:
 
 
 def drive(app: Outlast, printer: Printer, options: Options, begin: Callable[[], Awaitable[Run[Any]]], *, follow: bool) -> int:
+    import asyncio
+
     app.listen(printer.heard)
     try:
         run = asyncio.run(driven(app, printer, begin, follow=follow))
@@ -138,6 +139,8 @@ def drive(app: Outlast, printer: Printer, options: Options, begin: Callable[[], 
 
 
 async def driven(app: Outlast, printer: Printer, begin: Callable[[], Awaitable[Run[Any]]], *, follow: bool) -> Run[Any]:
+    import asyncio
+
     run = await begin()
     while follow and not run.finished:
         printer.waits(run)
@@ -152,6 +155,8 @@ async def driven(app: Outlast, printer: Printer, begin: Callable[[], Awaitable[R
 
 async def moved(app: Outlast, printer: Printer, run: Run[Any]) -> RunHead:
     """Wait until there is something new about a run that waits: somebody wrote to it, or its time has come."""
+    import asyncio
+
     seen = (run.status, run.updated_at)
     while True:
         await asyncio.sleep(POLL.total_seconds())

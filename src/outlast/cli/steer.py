@@ -33,7 +33,7 @@ def send(
 ) -> int:
     """Say something to a run: it reads it at its next step, a finished one goes on with it."""
     what, who = values.text(text), settings.who(by)
-    with opened(options) as app:
+    with opened(options, run_id=run_id) as app:
         return said(app.send(run_id, what, by=who), options)
 
 
@@ -46,14 +46,14 @@ def cancel(
 ) -> int:
     """End a run. Of a finished one nothing changes."""
     who = settings.who(by)
-    with opened(options) as app:
+    with opened(options, run_id=run_id) as app:
         return said(app.cancel(run_id, by=who, note=note), options)
 
 
 def retry(options: Options, run_id: RUN, by: BY = None) -> int:
     """Take up a failed run from its last checkpoint, once the cause is mended."""
     who = settings.who(by)
-    with opened(options) as app:
+    with opened(options, run_id=run_id) as app:
         return said(app.retry(run_id, by=who), options)
 
 

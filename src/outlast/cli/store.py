@@ -6,7 +6,7 @@ import typer
 
 from outlast.cli import render
 from outlast.cli.options import Options, command, group
-from outlast.cli.target import opened
+from outlast.cli.target import absent_file, opened
 
 
 def register(cli: typer.Typer) -> None:
@@ -19,7 +19,8 @@ def register(cli: typer.Typer) -> None:
 def check(options: Options) -> int:
     """Read everything and say what is wrong. Exit code 1 if anything is."""
     with opened(options, only_reads=True) as app:
-        findings = app.store_check()
+        file = absent_file(app)
+        findings = [(str(file), "there is no such file", "name the store: --store sqlite:///FILE")] if file else app.store_check()
     for where, what, remedy in findings:
         if options.json:
             render.document({"type": "finding", "where": where, "what": what, "remedy": remedy})

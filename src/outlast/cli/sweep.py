@@ -66,7 +66,14 @@ def event(
 def stuck_document(one: Stuck) -> dict[str, Any]:
     from outlast.core.run import iso
 
-    return {"type": "stuck", "run_id": one.run_id, "status": one.status, "reason": one.reason, "since": iso(one.since), "command": one.command}
+    return {
+        "type": "stuck",
+        "run_id": one.run_id,
+        "status": one.status,
+        "reason": one.reason,
+        "since": iso(one.since),
+        "command": one.command,
+    }
 
 
 def stuck_table(found: Sequence[Stuck], options: Options) -> None:

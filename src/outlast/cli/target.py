@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from outlast import settings
 from outlast.cli.options import Options
-from outlast.errors import OutlastError, UsageError
+from outlast.errors import OutlastError, RunNotFound, UsageError
 
 if TYPE_CHECKING:
     from outlast import Outlast
@@ -21,12 +21,13 @@ DEFAULT_ATTR = "app"
 
 
 @contextlib.contextmanager
-def opened(options: Options, *, need_agents: bool = False, only_reads: bool = False) -> Iterator[Outlast]:
+def opened(options: Options, *, need_agents: bool = False, only_reads: bool = False, run_id: str | None = None) -> Iterator[Outlast]:
     """The application, closed at the end.
 
     Args:
         need_agents: refuse where no app is named.
         only_reads: with --store the app need not be imported, unless --app names it.
+        run_id: a run that must be there: where even the store's file is missing, none is made.
     """
     from outlast import Outlast
 
@@ -43,8 +44,23 @@ def opened(options: Options, *, need_agents: bool = False, only_reads: bool = Fa
                          hint="give MODULE:ATTR (or --app MODULE:ATTR), set OUTLAST_APP, or app in [tool.outlast]")  # fmt: skip
     if app is None:
         app = Outlast(options.store)
+    if run_id is not None and (file := absent_file(app)):
+        raise RunNotFound(
+            f"there is no run {run_id!r}: there is no file {file}", hint="another --store, or another directory", run_id=run_id
+        )
     with app:
         yield app
+
+
+def absent_file(app: Outlast) -> Path | None:
+    """The SQLite file of this application if it is not there yet, in a folder that is: looking does not make it."""
+    path = settings.store(app._given).path
+    return path if path is not None and path.parent.is_dir() and not path.exists() else None
+
+
+def or_empty(app: Outlast) -> Outlast:
+    """The application, or where its file is not there yet one that is empty: looking answers, and makes no file."""
+    return app.with_store("sqlite:///:memory:") if absent_file(app) else app
 
 
 def imported(found: settings.Found, options: Options) -> Outlast:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import dataclasses
 import logging
 import os
+import re
 import signal
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from outlast import Outlast
 
 log = logging.getLogger("outlast.worker")
+
+VOLATILE = frozenset({"overlay", "tmpfs", "ramfs"})
 
 
 def register(cli: typer.Typer) -> None:
@@ -40,6 +43,8 @@ def worker(
     until_idle: Annotated[bool, typer.Option("--until-idle", help="end when every unfinished run waits")] = False,
 ) -> int:
     """Drive runs. The first SIGTERM or Ctrl-C lets running steps end (exit code 0), the second stops at once."""
+    import asyncio
+
     if app_name is not None:
         if options.app is not None:
             raise UsageError("the app is named twice: by --app and as APP")
@@ -48,12 +53,35 @@ def worker(
     patience = settings.grace(values.duration(grace, "--grace") if grace is not None else None)
     port = settings.health_port(health_port)
     with opened(options, need_agents=True) as app:
+        warn_where_volatile(settings.store(app._given).path)
         asyncio.run(works(app, concurrency=at_once, agents=agent or [], grace=patience, until_idle=until_idle, port=port))
     return 0
 
 
+def warn_where_volatile(file: Path | None, mounts: Path = Path("/proc/self/mountinfo")) -> None:
+    """Say so where a SQLite file would be gone with its container, or at the next boot."""
+    if file is None or not mounts.is_file():
+        return
+    kind = file_system(file.resolve(), mounts.read_text(encoding="utf-8", errors="replace"))
+    if kind in VOLATILE:
+        log.warning("%s is on %s and goes with its container or the next boot: mount a volume there, or use Postgres", file, kind)
+
+
+def file_system(file: Path, mountinfo: str) -> str:
+    """The type of the file system that holds this path: of the longest mount point above it, the last one mounted there."""
+    best, kind = "", ""
+    for line in mountinfo.splitlines():
+        before, _, after = line.partition(" - ")
+        point = re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), before.split(" ")[4])  # blanks are written as \040
+        if file.is_relative_to(point) and len(point) >= len(best):
+            best, kind = point, after.split(" ")[0]
+    return kind
+
+
 async def works(app: Outlast, *, concurrency: int, agents: list[str], grace: timedelta, until_idle: bool, port: int | None) -> None:
     """`app.work` as a task that signals cancel, which drains it, with the health pages beside it."""
+    import asyncio
+
     task = asyncio.create_task(app.work(concurrency=concurrency, agents=agents, until_idle=until_idle, grace=grace))
     asked_to_end = False
 
