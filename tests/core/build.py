@@ -10,7 +10,7 @@ from typing import Any
 from outlast.core import messages as m
 from outlast.core import run as r
 from outlast.core.gate import GatePolicy
-from outlast.core.step import LimitPolicy, Policy, RunCall, RunCalls, Settle, Step, ToolPolicy, heard, settled
+from outlast.core.step import Policy, RunCall, RunCalls, Settle, Step, ToolPolicy, heard, settled
 
 T0 = datetime(2026, 11, 30, 7, 0, tzinfo=UTC)
 
@@ -42,8 +42,8 @@ CHECKED = ToolPolicy("pay", "at_most_once", has_check=True)
 GATED = ToolPolicy("reply", "idempotent", gate=LEAD)
 
 
-def policy(*tools: ToolPolicy, limits: LimitPolicy = LimitPolicy(), **more: Any) -> Policy:
-    return Policy(tools={x.name: x for x in tools}, limits=limits, **more)
+def policy(*tools: ToolPolicy, **more: Any) -> Policy:
+    return Policy(tools={x.name: x for x in tools}, **more)
 
 
 ALL = policy(READ, KEYED, ONCE, GATED, STRICT)

@@ -20,13 +20,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
+from tests.core.build import HELLO, T0, s, t, use
 
 from outlast.core import gate as g
 from outlast.core import run as r
 from outlast.core import step as st
 from outlast.core.gate import GatePolicy
 from outlast.core.step import CallModel, Finish, LimitPolicy, Policy, RunCalls, ToolPolicy, Wait, heard, settled
-from tests.core.build import HELLO, T0, s, t, use
 
 LEASE_S = 30
 TIMEOUT_S = 10  # of the tool: `may_act_until` is so much and a lease from its intent on
@@ -338,8 +338,9 @@ class Explorer:
         order = sorted((0, 1), key=lambda n: repr(workers[n]))
         who = {self.name(n, w.workers[n]): at for at, n in enumerate(order)}  # the others are gone
         owners = (who.get(w.owner), *(c.started and who.get(c.started.owner) for c in w.journal.run.calls))
-        return (self.gist(w.journal, w.now), w.journal.again, w.journal.approved, owners, past(w.lease_until, w.now), w.holder_dead, w.crashed, past(w.wake_at, w.now), w.status,
-                tuple(workers[n] for n in order), tuple((x - w.now, who.get(sender)) for x, sender in w.wires), w.effects, w.crashes, w.pauses, w.texts, w.last_append)  # fmt: skip
+        return (self.gist(w.journal, w.now), w.journal.again, w.journal.approved, owners, past(w.lease_until, w.now), past(w.wake_at, w.now),
+                w.holder_dead, w.crashed, w.status, tuple(workers[n] for n in order),
+                tuple((x - w.now, who.get(sender)) for x, sender in w.wires), w.effects, w.crashes, w.pauses, w.texts, w.last_append)  # fmt: skip
 
     def gist(self, journal: Journal, now: int) -> Any:
         """What of the fold the future depends on."""

@@ -8,11 +8,11 @@ from datetime import datetime, timedelta
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.core.build import HELLO, LEAD, T0, asks, at, called, decided, gate, journal, result, rung, s, says, t, use
 
 from outlast.core import gate as g
 from outlast.core import run as r
 from outlast.core.gate import GatePolicy
-from tests.core.build import HELLO, LEAD, T0, asks, at, called, decided, gate, journal, result, rung, s, says, t, use
 
 G = use("g", "reply", {"to": "ana"})
 
@@ -26,9 +26,11 @@ LADDERS = [
     ("no time limit", GatePolicy("lead", "reply", None), [("lead", None, [])], None),
     ("keep waiting", GatePolicy("lead", "reply", s(100), "keep_waiting"), [("lead", 100, [])], None),
     ("two rungs", GatePolicy("lead", "reply", s(100), GatePolicy("head", "reply", s(50))), [("lead", 100, []), ("head", 150, [])], 150),
-    ("the last keeps waiting", GatePolicy("lead", "reply", s(100), GatePolicy("head", "reply", s(50), "keep_waiting")), [("lead", 100, []), ("head", 150, [])], None),
+    ("the last keeps waiting", GatePolicy("lead", "reply", s(100), GatePolicy("head", "reply", s(50), "keep_waiting")),
+     [("lead", 100, []), ("head", 150, [])], None),
     ("reminders end before the rung does", GatePolicy("lead", "reply", s(100), remind_every=s(50)), [("lead", 100, [50])], 100),
-    ("the second rung's own", GatePolicy("lead", "reply", s(100), GatePolicy("head", "reply", s(50), remind_every=s(20))), [("lead", 100, []), ("head", 150, [120, 140])], 150),
+    ("the second rung's own", GatePolicy("lead", "reply", s(100), GatePolicy("head", "reply", s(50), remind_every=s(20))),
+     [("lead", 100, []), ("head", 150, [120, 140])], 150),
     ("counted in its own hours", GatePolicy("lead", "reply", s(100), count=lambda start, within: start + 2 * within), [("lead", 200, [])], 200),
 ]  # fmt: skip
 
@@ -111,7 +113,7 @@ def expired(policy: GatePolicy) -> r.Gate:
 @pytest.mark.parametrize("policy, words", [
     (LEAD, "Nobody decided on this reply within 100 seconds, so it was not sent."),
     (replace(LEAD, within=timedelta(hours=4), hours={"text": "Mo-Fr 09:00-17:00"}), "Nobody decided on this reply within 4 working hours, so it was not sent."),
-    (replace(LEAD, noun="refund", then=LEAD), "Nobody decided on this refund in time, so it was not made."),
+    (replace(LEAD, noun="refund", then=LEAD), "Nobody decided on this refund within 200 seconds, so it was not made."),
 ])  # fmt: skip
 def test_an_expiry_reads_differently_from_a_no(policy: GatePolicy, words: str) -> None:
     assert g.refusal(expired(policy)) == words

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.core.build import use
 
 from outlast.core import messages as m
-from tests.core.build import use
 
 USER = {"role": "user", "content": "hello"}
 CALLS = {"role": "assistant", "content": [m.text("one moment"), use("a", "look"), use("b", "look")]}
@@ -67,7 +67,10 @@ def test_what_may_start_a_run(value: Any) -> None:
     m.check_history(m.as_input(value))
 
 
-@pytest.mark.parametrize("value", ["", " ", [], {}, 7, None, b"x", ["x"], [{"text": "x"}], [m.text("")], [use("a", "look")], [m.tool_result("a", "1")], [USER, CALLS, USER]])
+NO_INPUT = ["", " ", [], {}, 7, None, b"x", ["x"], [{"text": "x"}], [m.text("")], [use("a", "look")], [m.tool_result("a", "1")], [USER, CALLS, USER]]
+
+
+@pytest.mark.parametrize("value", NO_INPUT)
 def test_what_may_not(value: Any) -> None:
     with pytest.raises(m.BadMessage):
         m.as_input(value)
@@ -102,7 +105,8 @@ ANSWERS = [
     ("an id that is odd", [use("a b", "look")], [use("call-7-1", "look")], {"stop_reason": "tool_use", "renumbered": {"call-7-1": "a b"}}),
     ("a line break", [use("a\n", "look")], [use("call-7-1", "look")], {"stop_reason": "tool_use", "renumbered": {"call-7-1": "a\n"}}),
     ("none", [{"type": "tool_use", "name": "look", "input": {}}], [{**use("call-7-1", "look")}], {"stop_reason": "tool_use", "renumbered": {"call-7-1": None}}),
-    ("a server's block is untouched", [{"type": "server_tool_use", "id": "", "name": "web", "input": "x"}], [{"type": "server_tool_use", "id": "", "name": "web", "input": "x"}],
+    ("a server's block is untouched", [{"type": "server_tool_use", "id": "", "name": "web", "input": "x"}],
+     [{"type": "server_tool_use", "id": "", "name": "web", "input": "x"}],
      {"stop_reason": "end_turn"}),
     ("arguments as text", [use("a", "look", '{"n": 1.0}')], [use("a", "look", {"n": 1.0})], {"stop_reason": "tool_use"}),
     ("arguments that are none", [use("a", "look", "null")], [use("a", "look")],
@@ -138,8 +142,12 @@ def test_blocks_and_fields_that_nobody_knows_are_kept_in_order() -> None:
     assert answer({"content": content, "stop_reason": "tool_use"})[0]["content"] == content
 
 
-@given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=4) | st.sampled_from(["tool_use", "text", "assistant", "a"]),
-                    lambda x: st.lists(x, max_size=3) | st.dictionaries(st.sampled_from(["type", "id", "name", "input", "text", "content", "role", "stop_reason"]), x, max_size=6)))  # fmt: skip
+words = st.sampled_from(["tool_use", "text", "assistant", "a"])
+keys = st.sampled_from(["type", "id", "name", "input", "text", "content", "role", "stop_reason"])
+scalars = st.none() | st.booleans() | st.integers() | st.text(max_size=4) | words
+
+
+@given(st.recursive(scalars, lambda x: st.lists(x, max_size=3) | st.dictionaries(keys, x, max_size=6)))
 def test_any_answer_is_valid_or_refused(value: Any) -> None:
     try:
         message, meta = answer(value, "a")

@@ -13,14 +13,27 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.core.build import HELLO, answer, asks, begun, called, decided, gate, journal, needs_n, result, rung, s, says, t, use
 
 from outlast.core import codec
 from outlast.core import gate as g
 from outlast.core import messages as m
 from outlast.core import run as r
 from outlast.core.gate import GatePolicy
-from outlast.core.step import CallModel, Finish, LimitPolicy, Policy, RunCall, RunCalls, ToolPolicy, Wait, closing, heard, next_step, settled
-from tests.core.build import HELLO, answer, asks, begun, called, decided, gate, journal, needs_n, result, rung, s, says, t, use
+from outlast.core.step import (
+    CallModel,
+    Finish,
+    LimitPolicy,
+    Policy,
+    RunCall,
+    RunCalls,
+    ToolPolicy,
+    Wait,
+    closing,
+    heard,
+    next_step,
+    settled,
+)
 
 # ---- entries ----------------------------------------------------------------------------------------------------------------
 

@@ -10,13 +10,38 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.core.build import (
+    ALL,
+    CHECKED,
+    FORGETS,
+    GATED,
+    HELLO,
+    KEYED,
+    ONCE,
+    READ,
+    STARTED,
+    answer,
+    asks,
+    at,
+    begun,
+    brief,
+    called,
+    decided,
+    gate,
+    hear,
+    journal,  # fmt: skip
+    policy,
+    result,
+    rung,
+    s,
+    says,
+    t,
+    use,
+)
 
 from outlast.core import messages as m
 from outlast.core import run as r
 from outlast.core.step import LimitPolicy, Policy, Settle, Wait, next_step, settled
-from tests.core.build import (
-    ALL, CHECKED, FORGETS, GATED, HELLO, KEYED, ONCE, READ, STARTED, answer, asks, at, begun, brief, called, decided, gate, hear,
-    journal, policy, result, rung, s, says, t, use)  # fmt: skip
 
 A, B, C = use("a", "look"), use("b", "look"), use("c", "look")
 P, Q = use("p", "pay"), use("q", "pay")
@@ -89,7 +114,8 @@ STOPS = [  # ---- answers with calls that are not to be run
     ("refused with calls", journal(*HELLO, asks(A, B, stop="refusal")), "settle a=refused b=refused a+b failed"),
     ("unknown with calls", journal(*HELLO, asks(A, stop="some_new_reason")), "settle a=refused a failed"),
     ("null with calls", journal(*HELLO, asks(A, stop=None)), "settle a=refused a failed"),
-    ("a call of the provider's own server is none of ours", journal(*HELLO, answer({"type": "server_tool_use", "id": "s", "name": "web"}, stop="pause_turn")), "model"),
+    ("a call of the provider's own server is none of ours",
+     journal(*HELLO, answer({"type": "server_tool_use", "id": "s", "name": "web"}, stop="pause_turn")), "model"),
 ]
 
 BATCH = [  # ---- a batch of calls
@@ -167,8 +193,10 @@ DOUBTS = [  # ---- begun and unanswered
     ("spent retries go to a person", called(K, then=[r.CallFailed("k", "503", t(0)), r.CallDoubted("k", "503")]), KEYED, 0, "settle open verification:k"),
     ("the receiver still knows the key", called(K, then=[at(0, begun("k", "idempotent"))]), FORGETS, 49, "calls k#2!"),
     ("the receiver has forgotten the key", called(K, then=[at(0, begun("k", "idempotent"))]), FORGETS, 50, "settle open verification:k"),
-    ("after a failed attempt too", called(K, then=[at(0, begun("k", "idempotent")), r.CallFailed("k", "503", t(49))]), FORGETS, 50, "settle open verification:k"),
-    ("a retry beyond its memory waits no longer", called(K, then=[at(0, begun("k", "idempotent")), r.CallFailed("k", "503", t(99))]), FORGETS, 9, "waiting_for_timer 50"),
+    ("after a failed attempt too",
+     called(K, then=[at(0, begun("k", "idempotent")), r.CallFailed("k", "503", t(49))]), FORGETS, 50, "settle open verification:k"),
+    ("a retry beyond its memory waits no longer",
+     called(K, then=[at(0, begun("k", "idempotent")), r.CallFailed("k", "503", t(99))]), FORGETS, 9, "waiting_for_timer 50"),
     ("after a skipped one too", called(K, then=[
         at(0, begun("k", "idempotent")), begun("k", "idempotent", attempt=2), r.CallSkipped("k", "late")]), FORGETS, 50, "settle open verification:k"),
     ("a person's answer counts, whatever the time", called(K, then=[
@@ -194,7 +222,8 @@ LIMITS = [  # ---- limits: counted from the journal, checked before each model c
     ("so does a text", journal(*TWICE, BUDGET, decided("budget:1", "rejected"), r.RunEnded("failed"), SENT, says("x")), LIMIT_2, 0, "settle open budget:2"),
     ("fail", journal(*TWICE), replace(LIMIT_2, then="fail"), 0, "settle failed"),
     ("a finished answer is not thrown away", journal(*TWICE, answer("hi")), replace(LIMIT_2, then="fail"), 0, "settle done"),
-    ("tokens", journal(*HELLO, asks(A, usage={"input_tokens": 60, "output_tokens": 40}), result("a"), NOT_RUN), LimitPolicy(tokens=100), 0, "settle open budget:1"),
+    ("tokens",
+     journal(*HELLO, asks(A, usage={"input_tokens": 60, "output_tokens": 40}), result("a"), NOT_RUN), LimitPolicy(tokens=100), 0, "settle open budget:1"),
     ("fewer tokens", journal(*HELLO, asks(A, usage={"input_tokens": 60, "output_tokens": 39}), result("a"), NOT_RUN), LimitPolicy(tokens=100), 0, "model"),
     ("tokens lost", journal(*HELLO, r.ModelCallLost(60, 40)), LimitPolicy(tokens=100), 0, "settle open budget:1"),
     ("usage of a strange shape counts nothing", journal(*HELLO, asks(A, usage=[7]), result("a"), NOT_RUN), LimitPolicy(tokens=100), 0, "model"),
@@ -253,7 +282,8 @@ GATES = [  # ---- a gate's clock
     ("a decision stands after the end", ladder(decided("approval:g")), 200, "calls g#1"),
     ("an expiry too", ladder(r.GateExpired("approval:g"), decided("approval:g")), 200, "settle g=refused"),
     ("keep_waiting never ends", ladder(r.GateMoved("approval:g", 1, t(140)), closes=None), 9999, "waiting_for_approval"),
-    ("an event that did not come", called(A, then=[gate("a", "event", rung(9), closes=9, args={"event": "paid", "otherwise": "late"})]), 9, "settle expired event:a"),
+    ("an event that did not come",
+     called(A, then=[gate("a", "event", rung(9), closes=9, args={"event": "paid", "otherwise": "late"})]), 9, "settle expired event:a"),
 ]  # fmt: skip
 
 TABLE = [
@@ -328,12 +358,13 @@ def test_edited_arguments_run_and_the_call_stays() -> None:
     run = called(use("g", "reply", {"eur": 500}), then=[APPROVAL, decided("approval:g", args={"eur": 5})])
     step = next_step(run, ALL, t(0))
     assert brief(step) == "calls g#1"
-    assert getattr(step, "calls")[0].args == {"eur": 5}
+    assert step.calls[0].args == {"eur": 5}
     assert m.tool_uses(run.messages[-1])[0]["input"] == {"eur": 500}
 
 
 @pytest.mark.parametrize("said, want", [
-    (True, "open approval:g"), (False, "GateWaived"), (None, "open approval:g"), (0, "open approval:g"), ("no", "open approval:g"), (KeyError("n"), "open approval:g"),
+    (True, "open approval:g"), (False, "GateWaived"), (None, "open approval:g"),
+    (0, "open approval:g"), ("no", "open approval:g"), (KeyError("n"), "open approval:g"),
 ])  # fmt: skip
 def test_only_a_plain_no_leaves_a_gate_out(said: object, want: str) -> None:
     def when(args: object) -> Any:
@@ -349,14 +380,14 @@ def test_only_a_plain_no_leaves_a_gate_out(said: object, want: str) -> None:
 def test_run_again_runs_with_the_key_of_the_first_attempt() -> None:
     run = called(K, then=[replace(begun("k", "idempotent"), key="order-7"), r.CallFailed("k", "503", t(0))])
     step = next_step(run, policy(replace(KEYED, key=lambda a: "order-8")), t(0))
-    assert getattr(step, "calls")[0].key == "order-7"
+    assert step.calls[0].key == "order-7"
 
 
 def test_reserved_names_in_arguments_are_only_arguments() -> None:
     tricky = {"approved": True, "idempotency_key": "x", "run_id": "other", "_approval": {}}
     assert brief(next_step(called(use("g", "reply", tricky)), ALL, t(0))) == "settle open approval:g"
     step = next_step(called(use("k", "post", tricky)), ALL, t(0))
-    assert getattr(step, "calls")[0].key == "run-1:k"
+    assert step.calls[0].key == "run-1:k"
 
 
 def test_typed_output_is_corrected_twice_then_failed() -> None:
@@ -386,7 +417,8 @@ HEARD = [
     ("a name it made up", [use("a", "lok")], "a=refused a", "There is no tool 'lok'. Known tools: look, pay, post, reply, strict."),
     ("arguments that do not fit", [use("a", "strict")], "a=refused a", "strict was not run, its arguments are invalid: n: field required"),
     ("no object", [use("a", "look", "{")], "a=refused a", None),
-    ("null", [{"type": "tool_use", "id": "a", "name": "look", "input": None}], "a=refused a", "look was not run: the arguments must be a JSON object, not NoneType."),
+    ("null",
+     [{"type": "tool_use", "id": "a", "name": "look", "input": None}], "a=refused a", "look was not run: the arguments must be a JSON object, not NoneType."),
     ("a list in a text", [use("a", "look", "[1]")], "a=refused a", "look was not run: the arguments must be a JSON object, not list."),
     ("a name it made up beside a good one", [use("a", "lok"), use("b", "look")], "a=refused", None),
     ("a gated call with arguments that fit not", [use("a", "strict"), G], "a=refused open approval:g", None),

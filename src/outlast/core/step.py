@@ -19,7 +19,8 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
-from outlast.core import codec, gate as g
+from outlast.core import codec
+from outlast.core import gate as g
 from outlast.core import messages as m
 from outlast.core import run as r
 from outlast.core.gate import GatePolicy
@@ -525,7 +526,8 @@ def _answered_from_outside(call: Call, gate: Gate, now: datetime) -> _OneCall:
     if opened.kind == "run":
         return Wait("waiting_for_run", f"{call.name} waits for its own run {(opened.args or {}).get('run_id', '')}".rstrip())
     timer = (opened.args or {}).get("timer")
-    status, reason = ("waiting_for_timer", f"{call.name} waits") if timer else ("waiting_for_event", f"{call.name} waits for the event {(opened.args or {}).get('event')}")
+    event = (opened.args or {}).get("event")
+    status, reason = ("waiting_for_timer", f"{call.name} waits") if timer else ("waiting_for_event", f"{call.name} waits for the event {event}")
     return _wait_or_move(gate, status, reason + (f" until {r.iso(opened.closes_at)}" if opened.closes_at else ""), now)
 
 
@@ -569,7 +571,7 @@ def heard(run: Run, answer: Any, policy: Policy) -> list[r.Entry]:
         return out
     for call in m.tool_uses(added.message):
         if why := _impossible(call, meta, policy):
-            out.append(r.CallFinished(call["id"], why, is_error=True, how="refused"))
+            out += [r.CallFinished(call["id"], why, is_error=True, how="refused")]
     return out
 
 
