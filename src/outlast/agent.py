@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from decimal import Decimal
 from functools import cached_property
-from typing import Any, Generic, Literal
+from typing import Any, Generic, Literal, TypeGuard
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -20,7 +20,7 @@ from outlast.documents import Out, RunHead
 from outlast.errors import UsageError
 from outlast.gates import Approval, check_duration
 from outlast.models.base import Model
-from outlast.tools import Retry, Tool
+from outlast.tools import Retry, Tool, ToolSource
 
 NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
 
@@ -102,7 +102,7 @@ class Agent(Generic[Out]):
         *,
         model: str | Model,
         instructions: str | Callable[[RunHead], str] = "",
-        tools: Sequence[Any] = (),
+        tools: Sequence[Tool[..., Any] | ToolSource] = (),
         output: type[Out] = str,  # type: ignore[assignment]  # Out defaults to str
         limits: Limits = Limits(),  # noqa: B008 - immutable
         model_settings: Mapping[str, Any] = {},
@@ -132,7 +132,7 @@ class Agent(Generic[Out]):
         self.limits, self.retry, self.version, self.on_change = limits, retry, version, on_change
         self.model_settings = dict(model_settings)
         self.parallel_calls = _count("parallel_calls", parallel_calls) or 1
-        self.sources: tuple[Any, ...] = tuple(t for t in tools if not isinstance(t, Tool) and _is_server(t))
+        self.sources: tuple[ToolSource, ...] = tuple(t for t in tools if _is_server(t))
         self.tools: tuple[Tool[..., Any], ...] = tuple(self._checked(t, where) for t in tools if not _is_server(t))
         names = [n for t in self.tools for n in (t.name, *t.aliases)]
         if twice := sorted({n for n in names if names.count(n) > 1}):
@@ -243,6 +243,6 @@ def _bare(text: str) -> str:
     return found[1] if found else text
 
 
-def _is_server(value: Any) -> bool:
+def _is_server(value: Any) -> TypeGuard[ToolSource]:
     """An MCPServer, told by its shape: this file does not import what only some need."""
     return hasattr(value, "connect_tools")

@@ -11,9 +11,10 @@ import random
 import re
 import typing
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, Generic, Literal, ParamSpec, overload
+from typing import Any, Generic, Literal, ParamSpec, Protocol, overload
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from typing_extensions import TypeVar
@@ -155,6 +156,14 @@ class Retry:
 
     def __repr__(self) -> str:
         return f"Retry({self.attempts})"
+
+
+class ToolSource(Protocol):
+    """Whatever brings tools that are only known once it is connected: an MCP server."""
+
+    async def connect_tools(self, stack: AsyncExitStack) -> Sequence[Tool[..., Any]]:
+        """Connect, for as long as `stack` lives, and give the tools."""
+        ...
 
 
 class Tool(Generic[P, R]):
