@@ -454,7 +454,7 @@ class History(Sequence[m.Message]):
     def __eq__(self, other: object) -> bool:
         return list(self) == list(other) if isinstance(other, History) else NotImplemented
 
-    __hash__ = None  # type: ignore[assignment]  # it grows
+    __hash__ = None  # type: ignore[assignment]  # it grows in place
 
     def __len__(self) -> int:
         return self._n
