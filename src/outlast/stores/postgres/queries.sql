@@ -1,0 +1,332 @@
+-- Every statement of the Postgres store, written for the schema `outlast`; another name is put in its place. A query is opened by its name
+-- between dashes; {name} puts in the text of an earlier one. What one append writes is a function of the schema (migrations).
+
+-- ---- a transaction ------------------------------------------------------------------------------------------------------------
+
+-- begin --
+BEGIN ISOLATION LEVEL READ COMMITTED
+
+-- begin_read --  one moment for all its statements
+BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY
+
+-- limits --  all settings are this transaction's own: behind a pooler the next one may have another connection
+SELECT set_config('synchronous_commit', %(sync)s, true), set_config('statement_timeout', %(statement_ms)s, true),
+       set_config('lock_timeout', %(statement_ms)s, true), set_config('idle_in_transaction_session_timeout', %(idle_ms)s, true),
+       extract(epoch FROM clock_timestamp())::float8
+
+-- server --  of a new connection
+SELECT current_setting('server_encoding'), pg_is_in_recovery(), current_setting('synchronous_commit'), pg_backend_pid(),
+       to_regclass(%(table)s) IS NOT NULL, extract(epoch FROM clock_timestamp())::float8
+
+-- version --
+SELECT max(version) FROM outlast.schema_version
+
+-- wake --
+SELECT pg_notify(%(channel)s, '')
+
+-- ---- starting and taking runs -------------------------------------------------------------------------------------------------
+
+-- times --  both clocks; and up to when a lease counts as over: within one lease of the server's start none but a dead process's (0)
+times AS MATERIALIZED (
+    SELECT t.now, t.lease_now, CASE WHEN %(lease_now)s::bigint IS NOT NULL OR t.lease_now >= t.started + %(lease_ms)s THEN t.lease_now ELSE 0 END AS over
+      FROM (SELECT coalesce(%(now)s::bigint, outlast.now_ms()) AS now, coalesce(%(lease_now)s::bigint, outlast.now_ms()) AS lease_now,
+                   (extract(epoch FROM pg_postmaster_start_time()) * 1000)::bigint AS started) t)
+
+-- start --
+SELECT outlast.add_run(%(run)s)
+
+-- take_started --  in the transaction that made it, so that no worker can snatch it
+WITH {times}
+UPDATE outlast.run SET fence = 1, lease_owner = %(owner)s, lease_until = (SELECT lease_now FROM times) + %(lease_ms)s
+ WHERE run_id = %(run_id)s AND nonce = %(nonce)s AND fence = 0 AND lease_owner IS NULL
+
+-- started --  was it this very start that made the run? Also where its answer was lost
+SELECT run_no, run_id, agent, fence, attempts, lease_until, false FROM outlast.run WHERE run_id = %(run_id)s AND nonce = %(nonce)s
+
+-- claim --
+WITH {times}, due AS MATERIALIZED (
+    SELECT r.run_no, r.wake_at AS since FROM unnest(%(agents)s::text[]) a(agent) CROSS JOIN LATERAL (
+        SELECT run_no, wake_at FROM outlast.run
+         WHERE driver = %(driver)s AND agent = a.agent AND wake_at <= (SELECT now FROM times)
+           AND lease_owner IS NULL AND wake_at IS NOT NULL AND needs IS NULL
+         ORDER BY wake_at LIMIT %(limit)s FOR UPDATE SKIP LOCKED) r
+), parked AS MATERIALIZED (
+    SELECT r.run_no, r.updated_at AS since FROM unnest(%(need_agents)s::text[], %(needs)s::text[]) n(agent, needs) CROSS JOIN LATERAL (
+        SELECT run_no, updated_at FROM outlast.run
+         WHERE driver = %(driver)s AND agent = n.agent AND needs = n.needs AND lease_owner IS NULL AND needs IS NOT NULL
+         ORDER BY updated_at LIMIT %(limit)s FOR UPDATE SKIP LOCKED) r
+), over AS MATERIALIZED (
+    SELECT r.run_no, r.lease_until AS since FROM unnest(%(agents)s::text[]) a(agent) CROSS JOIN LATERAL (
+        SELECT run_no, lease_until FROM outlast.run
+         WHERE %(over)s AND driver = %(driver)s AND agent = a.agent AND lease_until <= (SELECT over FROM times) AND lease_owner IS NOT NULL
+         ORDER BY lease_until LIMIT %(limit)s FOR UPDATE SKIP LOCKED) r
+), found AS MATERIALIZED (
+    SELECT run_no, min(rank) AS rank, min(since) AS since FROM (
+        SELECT run_no, 0 AS rank, since FROM due UNION ALL SELECT run_no, 0, since FROM parked UNION ALL SELECT run_no, 1, since FROM over) f
+     GROUP BY run_no ORDER BY 2, 3 LIMIT %(limit)s
+), taken AS (
+    UPDATE outlast.run r SET fence = fence + 1, nonce = %(nonce)s, attempts = attempts + (f.rank = 1)::integer, lease_owner = %(owner)s,
+           lease_until = (SELECT lease_now FROM times) + %(lease_ms)s
+      FROM found f WHERE r.run_no = f.run_no
+    RETURNING r.run_no, r.run_id, r.agent, r.fence, r.attempts, r.lease_until, f.rank, f.since
+)
+SELECT run_no, run_id, agent, fence, attempts, lease_until, rank = 1 FROM taken ORDER BY rank, since, run_no
+
+-- claimed --  by claims whose answer was lost: taken anew under their nonces, so that what they wrote is settled
+WITH {times}, ours AS MATERIALIZED (
+    SELECT run_no FROM outlast.run
+     WHERE driver = %(driver)s AND agent = ANY (%(agents)s::text[]) AND lease_owner IS NOT NULL AND lease_owner = %(owner)s
+       AND nonce = ANY (%(nonces)s::text[])
+     ORDER BY run_id FOR UPDATE
+)
+UPDATE outlast.run r SET fence = fence + 1, nonce = %(nonce)s, lease_until = (SELECT lease_now FROM times) + %(lease_ms)s
+  FROM ours o WHERE r.run_no = o.run_no
+RETURNING r.run_no, r.run_id, r.agent, r.fence, r.attempts, r.lease_until, r.attempts > 0
+
+-- take --
+WITH {times}
+UPDATE outlast.run SET fence = fence + 1, nonce = %(nonce)s, attempts = attempts + (lease_owner IS NOT NULL)::integer, lease_owner = %(owner)s,
+       lease_until = (SELECT lease_now FROM times) + %(lease_ms)s
+ WHERE run_no = %(run_no)s
+RETURNING run_no, run_id, agent, fence, attempts, lease_until, %(held)s
+
+-- parked --
+SELECT DISTINCT agent, needs FROM outlast.run
+ WHERE driver = %(driver)s AND agent = ANY (%(agents)s::text[]) AND lease_owner IS NULL AND needs IS NOT NULL
+
+-- holder --  a loose scan: all distinct ones
+WITH RECURSIVE holder AS (
+    (SELECT lease_owner FROM outlast.run WHERE lease_owner IS NOT NULL AND lease_until > 0 ORDER BY lease_owner LIMIT 1)
+    UNION ALL
+    SELECT (SELECT r.lease_owner FROM outlast.run r
+             WHERE r.lease_owner IS NOT NULL AND r.lease_until > 0 AND r.lease_owner > h.lease_owner ORDER BY r.lease_owner LIMIT 1)
+      FROM holder h WHERE h.lease_owner IS NOT NULL
+)
+SELECT lease_owner FROM holder WHERE lease_owner IS NOT NULL
+
+-- bury --
+WITH dead AS MATERIALIZED (
+    SELECT run_no FROM outlast.run WHERE lease_owner = ANY (%(owners)s::text[]) AND lease_owner IS NOT NULL AND lease_until > 0
+     ORDER BY run_id FOR UPDATE
+)
+UPDATE outlast.run r SET lease_until = 0 FROM dead d WHERE r.run_no = d.run_no
+RETURNING 1
+
+-- renew --
+WITH {times}, ours AS MATERIALIZED (
+    SELECT r.run_no FROM unnest(%(numbers)s::bigint[], %(fences)s::bigint[], %(nonces)s::text[]) l(run_no, fence, nonce)
+      JOIN outlast.run r ON r.run_no = l.run_no AND r.fence = l.fence AND r.nonce = l.nonce AND r.lease_owner IS NOT NULL
+     ORDER BY r.run_id FOR UPDATE OF r
+)
+UPDATE outlast.run r SET lease_until = greatest(r.lease_until, (SELECT lease_now FROM times) + %(lease_ms)s)
+  FROM ours o WHERE r.run_no = o.run_no AND r.lease_owner IS NOT NULL
+RETURNING r.run_no
+
+-- lengths --
+SELECT run_no, fence, entries FROM outlast.run WHERE run_no = ANY (%(numbers)s::bigint[])
+
+-- holders_of --
+SELECT run_no, fence, entries, nonce, lease_owner FROM outlast.run WHERE run_no = ANY (%(numbers)s::bigint[])
+
+-- give_back --
+UPDATE outlast.run SET lease_owner = NULL, lease_until = NULL, wake_at = %(now)s
+ WHERE run_no = %(run_no)s AND fence = %(fence)s AND nonce = %(nonce)s AND lease_owner IS NOT NULL
+RETURNING 1
+
+-- mark --
+UPDATE outlast.run SET lease_owner = NULL, lease_until = NULL, wake_at = NULL, needs = NULL, status = %(status)s, reason = %(reason)s,
+       updated_at = %(now)s
+ WHERE run_no = %(run_no)s AND fence = %(fence)s AND nonce = %(nonce)s AND lease_owner IS NOT NULL
+RETURNING 1
+
+-- reclaim --  the nonce is random per claim: whoever knows it made the claim that stands, or its own reclaim whose answer was lost too
+WITH {times}
+UPDATE outlast.run SET fence = fence + 1, lease_owner = %(owner)s, lease_until = (SELECT lease_now FROM times) + %(lease_ms)s
+ WHERE run_no = %(run_no)s AND nonce = %(nonce)s
+RETURNING fence, lease_until
+
+-- ---- appending ----------------------------------------------------------------------------------------------------------------
+
+-- append --
+SELECT outlast.append(%(run_no)s, %(fence)s, %(nonce)s, %(entries)s, %(batch)s)
+
+-- lease --
+SELECT fence, nonce, entries, lease_owner, lease_until FROM outlast.run WHERE run_no = %(run_no)s
+
+-- lock --  the rows first; what they protect is read by the statements after this one, whose snapshots are younger than the lock
+SELECT run_no FROM outlast.run WHERE run_id = ANY (%(run_ids)s::text[]) ORDER BY run_id FOR UPDATE
+
+-- lock_family --  a run and, before it, the one that it answers a call of: its end may have to be told there
+SELECT run_no FROM outlast.run
+ WHERE run_id = %(run_id)s OR run_id = (SELECT parent_run_id FROM outlast.run WHERE run_id = %(run_id)s)
+ ORDER BY run_id FOR UPDATE
+
+-- ---- from outside -------------------------------------------------------------------------------------------------------------
+
+-- clock --  read after the lock
+SELECT coalesce(%(now)s::bigint, outlast.now_ms())
+
+-- seen --
+SELECT 1 FROM outlast.entry e JOIN outlast.run r ON r.run_no = e.run_no
+ WHERE r.run_id = %(run_id)s AND e.entry_id = %(entry_id)s AND e.entry_id IS NOT NULL
+
+-- outside --
+SELECT outlast.append_outside(%(run_no)s, %(batch)s)
+
+-- stands --  is this very entry there?
+SELECT 1 FROM outlast.entry WHERE run_no = %(run_no)s AND seq = %(seq)s AND entry_no = %(entry_no)s AND digest = %(digest)s
+
+-- ---- reading ------------------------------------------------------------------------------------------------------------------
+
+-- load --
+SELECT entry_no, seq, kind, body::text, meta::text, at, "by", entry_id, digest FROM outlast.entry
+ WHERE run_no = %(run_no)s AND seq >= %(since)s AND entry_no > %(after)s
+ ORDER BY seq, entry_no
+
+-- since_message --  from the last message on
+SELECT e.entry_no, e.seq, e.kind, e.body::text, e.meta::text, e.at, e."by", e.entry_id, e.digest
+  FROM outlast.run r JOIN outlast.entry e ON e.run_no = r.run_no AND e.seq >= r.seq
+ WHERE r.run_id = %(run_id)s ORDER BY e.seq, e.entry_no
+
+-- journal --
+SELECT entry_no, seq, kind, body::text, meta::text, at, "by", entry_id, fence, status, digest FROM outlast.entry
+ WHERE run_no = %(run_no)s AND seq >= %(since)s AND entry_no > %(after)s
+ ORDER BY seq, entry_no LIMIT %(limit)s
+
+-- head_columns --  in the place of the lease's instant: is it not over?
+r.run_no, r.run_id, r.agent, r.agent_version, r.status, r.reason, r.entries, r.seq, r.model_calls, r.input_tokens, r.output_tokens,
+       r.cache_read_tokens, r.cache_write_tokens, r.cost_usd, r.wake_at, r.driver, r.needs, r.lease_owner,
+       r.lease_owner IS NOT NULL AND r.lease_until > (SELECT over FROM times),
+       CASE WHEN r.lease_until > 0 THEN r.lease_until END, NULL, r.fence, r.attempts, r.tags::text, r.started_by, r.parent_run_id,
+       r.parent_call_id, r.created_at, r.updated_at, r.input_digest
+
+-- head --
+WITH {times}
+SELECT {head_columns} FROM outlast.run r WHERE r.run_id = %(run_id)s
+
+-- has_tags --
+r.tags::jsonb @> %(tags)s::jsonb
+
+-- heads_where --
+(%(status)s::text IS NULL OR r.status = %(status)s) AND (%(agent)s::text IS NULL OR r.agent = %(agent)s)
+   AND (%(tags)s = '{}' OR {has_tags})
+   AND (r.created_at, r.run_id) < (%(before_at)s, %(before_id)s) AND r.created_at >= %(since)s
+ ORDER BY r.created_at DESC, r.run_id DESC LIMIT %(limit)s
+
+-- heads --
+WITH {times}
+SELECT {head_columns} FROM outlast.run r
+ WHERE {heads_where}
+
+-- heads_unfinished --
+WITH {times}
+SELECT {head_columns} FROM outlast.run r
+ WHERE r.status <> 'done' AND r.status <> 'failed' AND r.status <> 'cancelled' AND {heads_where}
+
+-- heads_stuck --
+WITH {times}
+SELECT {head_columns} FROM outlast.run r
+ WHERE r.run_id IN (SELECT run_id FROM outlast.stuck) AND {heads_where}
+
+-- unfinished --
+SELECT run_id FROM outlast.run
+ WHERE status <> 'done' AND status <> 'failed' AND status <> 'cancelled'
+ ORDER BY created_at, run_id
+
+-- pending --
+SELECT sum(n)::bigint, min(at) FROM (
+    SELECT count(*) AS n, min(wake_at) AS at FROM outlast.run
+     WHERE driver = %(driver)s AND agent = ANY (%(agents)s::text[]) AND wake_at <= %(until)s
+       AND lease_owner IS NULL AND wake_at IS NOT NULL AND needs IS NULL
+    UNION ALL
+    SELECT count(*), min(nullif(lease_until, 0)) FROM outlast.run
+     WHERE driver = %(driver)s AND agent = ANY (%(agents)s::text[]) AND lease_owner IS NOT NULL) p
+
+-- gate_columns --
+g.gate_id, g.kind, g.call_id, g.tool, g.args::text, g.digest, g.text, g.role, g.level, g.deadline, g.next_at, g.closes_at, g.created_at,
+       g.outcome, g.decided_at, g.decided_by, g.note, g.edited_args::text, g.guarded, g.seq, g.notified_at
+
+-- gates --
+SELECT {gate_columns} FROM outlast.run r JOIN outlast.gate g ON g.run_no = r.run_no
+ WHERE r.run_id = %(run_id)s ORDER BY g.outcome IS NOT NULL, g.created_at, g.gate_no
+
+-- inbox --
+WITH {times}
+SELECT {head_columns}, {gate_columns}
+  FROM outlast.gate g JOIN outlast.run r ON r.run_no = g.run_no
+ WHERE g.outcome IS NULL AND g.kind IN ('approval', 'verification', 'budget')
+   AND (%(role)s::text IS NULL OR g.role = %(role)s) AND (%(agent)s::text IS NULL OR r.agent = %(agent)s) AND (%(tags)s = '{}' OR {has_tags})
+ ORDER BY coalesce(g.deadline, 9223372036854775807), g.created_at, g.gate_no LIMIT %(limit)s
+
+-- stuck --
+SELECT run_id, status, reason, since, command FROM outlast.stuck ORDER BY since, run_id LIMIT %(limit)s
+
+-- ---- the clock of the gates, and who is told ------------------------------------------------------------------------------------
+
+-- gates_due --
+SELECT r.run_id FROM outlast.gate g JOIN outlast.run r ON r.run_no = g.run_no
+ WHERE g.outcome IS NULL AND g.next_at IS NOT NULL AND g.next_at <= %(now)s
+ GROUP BY r.run_id ORDER BY min(g.next_at) LIMIT %(limit)s
+
+-- notices_due --
+WITH due AS MATERIALIZED (
+    SELECT run_no, notice_id, target, next_try_at AS since FROM outlast.notice
+     WHERE sent_at IS NULL AND next_try_at <= %(now)s AND target = ANY (%(targets)s::text[])
+     ORDER BY next_try_at LIMIT %(limit)s FOR UPDATE SKIP LOCKED
+), taken AS (
+    UPDATE outlast.notice n SET tries = tries + 1, next_try_at = %(until)s FROM due d
+     WHERE n.run_no = d.run_no AND n.notice_id = d.notice_id AND n.target = d.target
+    RETURNING n.run_no, n.notice_id, n.target, n.kind, n.text, n.tries, n.created_at, n.gate_id, d.since
+), {times}
+SELECT n.run_no, n.notice_id, n.target, n.kind, n.text, n.tries, n.created_at, {head_columns}, {gate_columns}
+  FROM taken n JOIN outlast.run r ON r.run_no = n.run_no JOIN outlast.gate g ON g.run_no = n.run_no AND g.gate_id = n.gate_id
+ ORDER BY n.since
+
+-- notice_failed --
+UPDATE outlast.notice SET error = %(error)s, next_try_at = %(next_try_at)s
+ WHERE run_no = %(run_no)s AND notice_id = %(notice_id)s AND target = %(target)s AND sent_at IS NULL
+
+-- notice_sent --
+UPDATE outlast.notice SET sent_at = %(now)s, error = NULL, next_try_at = NULL
+ WHERE run_no = %(run_no)s AND notice_id = %(notice_id)s AND target = %(target)s AND sent_at IS NULL
+
+-- gate_notified --
+UPDATE outlast.gate SET notified_at = %(now)s WHERE run_no = %(run_no)s AND gate_id = %(gate_id)s AND notified_at IS NULL
+
+-- notice_targets --
+SELECT DISTINCT n.target FROM outlast.notice n JOIN outlast.run r ON r.run_no = n.run_no
+ WHERE r.run_id = %(run_id)s AND n.gate_id = %(gate_id)s ORDER BY 1
+
+-- ---- looking after it -----------------------------------------------------------------------------------------------------------
+
+-- check_heads --
+SELECT run_no, run_id FROM outlast.run WHERE run_no > %(after)s ORDER BY run_no LIMIT %(limit)s
+
+-- check_head --
+SELECT entries, seq, status, model_calls, input_tokens, output_tokens FROM outlast.run WHERE run_no = %(run_no)s
+
+-- check_orphans --
+SELECT DISTINCT 'entry', run_no FROM outlast.entry t WHERE NOT EXISTS (SELECT FROM outlast.run r WHERE r.run_no = t.run_no)
+UNION SELECT DISTINCT 'gate', run_no FROM outlast.gate t WHERE NOT EXISTS (SELECT FROM outlast.run r WHERE r.run_no = t.run_no)
+UNION SELECT DISTINCT 'notice', run_no FROM outlast.notice t WHERE NOT EXISTS (SELECT FROM outlast.run r WHERE r.run_no = t.run_no)
+
+-- check_settings --
+SELECT name, setting FROM pg_settings WHERE name IN ('fsync', 'full_page_writes', 'synchronous_commit')
+
+-- ---- the schema -----------------------------------------------------------------------------------------------------------------
+
+-- migrate_lock --  one at a time, and for this transaction only
+SELECT pg_advisory_xact_lock(hashtextextended('outlast migrate ' || %(schema)s, 0))
+
+-- in_schema --
+SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE n.nspname = %(schema)s AND c.relkind IN ('r', 'v', 'm', 'p', 'f') ORDER BY c.relname LIMIT 6
+
+-- has_version --
+SELECT to_regclass(%(table)s) IS NOT NULL
+
+-- make_version --
+CREATE TABLE IF NOT EXISTS outlast.schema_version (version integer PRIMARY KEY, applied_at timestamptz NOT NULL DEFAULT clock_timestamp())
+
+-- migrated --
+INSERT INTO outlast.schema_version (version) VALUES (%(version)s)
