@@ -447,12 +447,17 @@ def test_a_group_is_one_commit_and_a_failing_member_harms_no_other(store: SQLite
     runs[2].lease = replace(runs[2].lease, nonce="gone")
 
     def broken() -> Any:
-        return store._files.write(lambda db: db.execute("INSERT INTO entry (run_no, seq, entry_no) VALUES (1, 1, 1)"))
+        def work(db: apsw.Connection) -> None:
+            db.execute("UPDATE run SET reason = 'half done'")
+            db.execute("INSERT INTO entry (run_no, seq, entry_no) VALUES (1, 1, 1)")
+
+        return store._files.write(work)
 
     queued = Queued(store, *(appending(run) for run in runs), broken)
     assert [type(o).__name__ for o in queued.outcomes] == ["Appended", "Appended", "LeaseLost", "Appended", "Appended", "InvariantViolated"]
     assert queued.commits == 1
     assert [store.head(f"run-{n}").seq for n in range(5)] == [2, 2, 1, 2, 2] and store.check() == []
+    assert [h.reason for h in store.heads(RunFilter())] == [None] * 6
 
 
 def test_a_group_that_was_thrown_away_is_run_again_one_by_one(store: SQLiteStore, path: Path) -> None:
