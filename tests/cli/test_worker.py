@@ -7,11 +7,13 @@ import signal
 import subprocess
 import urllib.error
 import urllib.request
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cli.shell import SUPPORT, Shell
+from outlast.cli.worker import file_system, warn_where_volatile
 
 # A model that says it was asked, and then waits for a word on a pipe: a step that is under way for as long as the test wants.
 SLOW = """
@@ -28,6 +30,41 @@ async def model(request):
 
 app = Outlast(agents=[Agent("slow", model=model)])
 """
+
+
+MOUNTS = """\
+22 1 0:21 / / rw,relatime - overlay overlay rw
+23 22 0:22 / /proc rw - proc proc rw
+24 22 8:1 / /data rw,relatime shared:1 - ext4 /dev/sda1 rw
+25 24 0:30 / /data/my\\040cache rw - tmpfs tmpfs rw
+26 22 8:2 / /srv rw - ext4 /dev/sda2 rw
+27 26 0:31 / /srv rw - tmpfs tmpfs rw
+"""
+
+
+@pytest.mark.parametrize(
+    "file, kind",
+    [
+        ("/agent.db", "overlay"),
+        ("/data/agent.db", "ext4"),
+        ("/database/agent.db", "overlay"),
+        ("/data/my cache/a.db", "tmpfs"),
+        ("/srv/a.db", "tmpfs"),
+    ],
+)
+def test_which_file_system(file: str, kind: str) -> None:
+    assert file_system(Path(file), MOUNTS) == kind
+
+
+@pytest.mark.parametrize("file, warned", [("/agent.db", True), ("/data/agent.db", False)])
+def test_a_file_that_goes_with_its_container_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, file: str, warned: bool
+) -> None:
+    (tmp_path / "mountinfo").write_text(MOUNTS)
+    warn_where_volatile(Path(file), tmp_path / "mountinfo")
+    assert ("mount a volume" in caplog.text) == warned
+    warn_where_volatile(None, tmp_path / "mountinfo")
+    warn_where_volatile(Path(file), tmp_path / "absent")
 
 
 def lines(text: str) -> list[dict[str, Any]]:
