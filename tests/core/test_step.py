@@ -281,6 +281,7 @@ GATES = [  # ---- a gate's clock
     ("decided on the last rung", ladder(r.GateMoved("approval:g", 1), decided("approval:g")), 500, "calls g#1"),
     ("a decision stands after the end", ladder(decided("approval:g")), 200, "calls g#1"),
     ("an expiry too", ladder(r.GateExpired("approval:g"), decided("approval:g")), 200, "settle g=refused"),
+    ("a level that the ladder has not", ladder(r.GateMoved("approval:g", 7, t(140))), 150, "waiting_for_approval 200"),
     ("keep_waiting never ends", ladder(r.GateMoved("approval:g", 1, t(140)), closes=None), 9999, "waiting_for_approval"),
     ("an event that did not come",
      called(A, then=[gate("a", "event", rung(9), closes=9, args={"event": "paid", "otherwise": "late"})]), 9, "settle expired event:a"),

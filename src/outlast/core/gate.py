@@ -84,7 +84,7 @@ def moved(gate: Gate, now: datetime) -> r.GateMoved | r.GateExpired | None:
     opened = gate.opened
     if opened.closes_at is not None and now >= opened.closes_at:
         return r.GateExpired(opened.gate_id)
-    level = gate.level
+    level = max(min(gate.level, len(opened.rungs) - 1), 0)  # whatever a journal says, the ladder has an end
     while level < len(opened.rungs) - 1 and (end := opened.rungs[level].get("deadline")) and now >= datetime.fromisoformat(end):
         level += 1
     due = [at for at in map(datetime.fromisoformat, opened.rungs[level].get("remind_at", ())) if at <= now] if opened.rungs else []
