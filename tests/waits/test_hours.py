@@ -80,9 +80,7 @@ def is_open(name: str, at: datetime) -> bool:
 @settings(max_examples=60, deadline=None)
 @given(
     name=st.sampled_from(["nights", "new york"]),
-    start=st.one_of(
-        st.datetimes(datetime(2026, 3, 5), datetime(2026, 3, 30)), st.datetimes(datetime(2026, 10, 22), datetime(2026, 11, 3))
-    ),
+    start=st.one_of(st.datetimes(datetime(2026, 3, 5), datetime(2026, 3, 30)), st.datetimes(datetime(2026, 10, 22), datetime(2026, 11, 3))),
     minutes=st.integers(1, 24 * 60),
 )
 def test_against_a_clerk_who_counts_minutes(name: str, start: datetime, minutes: int) -> None:

@@ -121,7 +121,9 @@ def test_keep_waiting_never_closes_reminds_on_and_shows_as_stuck(desk: Desk) -> 
 
 def test_rungs_of_different_clocks(desk: Desk) -> None:
     """Working hours below, plain hours above; the words do not add what cannot be added."""
-    desk.gate = approval(to="support-lead", noun="reply", within=4 * HOUR, hours=OFFICE, then=approval(to="boss", noun="reply", within=HOUR))
+    desk.gate = approval(
+        to="support-lead", noun="reply", within=4 * HOUR, hours=OFFICE, then=approval(to="boss", noun="reply", within=HOUR)
+    )
     app = desk.waiting()
     desk.at(MONDAY_NOON + HOUR)
     app.sweep()
