@@ -8,6 +8,7 @@ import re
 import select
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -137,3 +138,15 @@ def test_a_full_disk_is_said(shell: Shell) -> None:
         process = shell.start("runs", stdout=full, stderr=subprocess.PIPE)
         _, err = process.communicate(timeout=60)
     assert process.returncode == 1 and b"No space left on device" in err and b"Traceback" not in err
+
+
+@pytest.mark.parametrize("columns", [200, 100, 60, 30])
+def test_a_table_folds_and_cuts_nothing(shell: Shell, columns: int) -> None:
+    shell.story()
+    shell.env["COLUMNS"] = str(columns)
+    code, shown = on_terminal(shell, "runs")
+    text = OWN_STYLE.sub(b"", shown).decode()
+    assert code == 0 and "…" not in text
+    assert Counter("".join(text.split())) == Counter("".join(shell.outlast("runs").out.split())), "every character is there"
+    if columns >= 100:
+        assert "waiting_for_approval" in text, "only the last column is folded where there is room"

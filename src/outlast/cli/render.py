@@ -20,6 +20,7 @@ from typing import Any, TextIO
 
 LINE_WIDTH = 60  # of a checkpoint's summary: fits 100 columns with its number and status
 STATUS_WIDTH = 20  # waiting_for_approval; two spaces follow
+LAST_COLUMN = 16  # of a table on a terminal, at least; below that every column folds
 VALUE_WIDTH = 2000  # of one argument in a list; the whole is one command away
 
 # Control (Cc) but \t and \n, format (Cf: bidi, zero-width, tags), lone surrogates (Cs), line and paragraph separators, and the letters
@@ -81,8 +82,8 @@ def documents_only() -> None:
 def table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Aligned columns: by rich on a terminal (folded, never cut), plain elsewhere."""
     cells = [[line(cell) for cell in row] for row in rows]
+    widths = [max(len(c) for c in column) for column in zip(headers, *cells, strict=True)]
     if not _terminal(sys.stdout):
-        widths = [max(len(c) for c in column) for column in zip(headers, *cells, strict=True)]
         for row in [list(headers), *cells]:
             _write("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() + "\n")
         return
@@ -92,14 +93,16 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    room = Console(file=sys.stdout).width
+    left_for_last = room - sum(widths[:-1]) - 2 * len(headers)
     drawn = Table(box=None, pad_edge=False, header_style="bold")
-    for header in headers:
-        drawn.add_column(Text(header), overflow="fold")
+    for number, header in enumerate(headers, 1):  # where there is room the last one folds and the others stay whole
+        whole = left_for_last >= LAST_COLUMN and number < len(headers)
+        drawn.add_column(Text(header), overflow="fold", min_width=widths[number - 1] if whole else None)
     for row in cells:
         drawn.add_row(*(Text(cell) for cell in row))
-    width = Console(file=sys.stdout).width
     drawing = StringIO()
-    Console(file=drawing, force_terminal=True, width=width, markup=False, emoji=False, highlight=False).print(drawn)
+    Console(file=drawing, force_terminal=True, width=room, markup=False, emoji=False, highlight=False).print(drawn)
     _write(drawing.getvalue())
 
 
