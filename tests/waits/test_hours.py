@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from outlast import Hours, Wait, approval
 from outlast.errors import UsageError
 
+NAIVE = datetime.fromisoformat("2026-11-30T12:00:00")
 BERLIN = ZoneInfo("Europe/Berlin")
 OFFICE = Hours("Mo-Fr 09:00-17:00; PH off", tz="Europe/Berlin", country="DE")
 NIGHTS = Hours("Mo-Su 22:00-06:00", tz="Europe/Berlin")
@@ -69,6 +70,10 @@ def test_an_office_day_has_eight_hours_on_both_sides_of_a_clock_change() -> None
     assert OFFICE.add(berlin("2026-10-23 16:00"), timedelta(hours=4)) == datetime(2026, 10, 26, 11, tzinfo=UTC)  # 12:00 in winter time
 
 
+def days(first: str, last: str) -> st.SearchStrategy[datetime]:
+    return st.datetimes(datetime.fromisoformat(first), datetime.fromisoformat(last), timezones=st.just(UTC))
+
+
 def is_open(name: str, at: datetime) -> bool:
     """By hand, from the wall clock of the place."""
     if name == "nights":
@@ -80,12 +85,12 @@ def is_open(name: str, at: datetime) -> bool:
 @settings(max_examples=60, deadline=None)
 @given(
     name=st.sampled_from(["nights", "new york"]),
-    start=st.one_of(st.datetimes(datetime(2026, 3, 5), datetime(2026, 3, 30)), st.datetimes(datetime(2026, 10, 22), datetime(2026, 11, 3))),
+    start=st.one_of(days("2026-03-05", "2026-03-30"), days("2026-10-22", "2026-11-03")),
     minutes=st.integers(1, 24 * 60),
 )
 def test_against_a_clerk_who_counts_minutes(name: str, start: datetime, minutes: int) -> None:
     """Around the nights on which clocks change, in Berlin and in New York."""
-    begin = start.replace(tzinfo=UTC, second=0, microsecond=0)
+    begin = start.replace(second=0, microsecond=0)
     hours = NIGHTS if name == "nights" else NEW_YORK
     at, left = begin, minutes
     while left:
@@ -96,7 +101,7 @@ def test_against_a_clerk_who_counts_minutes(name: str, start: datetime, minutes:
 
 @settings(max_examples=60, deadline=None)
 @given(
-    start=st.datetimes(datetime(2026, 1, 1), datetime(2027, 12, 31), timezones=st.just(UTC)),
+    start=days("2026-01-01", "2027-12-31"),
     first=st.integers(1, 3000), then=st.integers(1, 3000),
 )  # fmt: skip
 def test_one_wait_after_the_other_is_one_wait(start: datetime, first: int, then: int) -> None:
@@ -162,8 +167,8 @@ def test_durations_that_cannot_be_are_refused_with_the_parameters_name(value: An
 
 
 def test_instants_that_cannot_be_are_refused() -> None:
-    with pytest.raises(UsageError, match="until.* is naive"):
-        Wait(until=datetime(2026, 11, 30, 12))
+    with pytest.raises(UsageError, match=r"until.* is naive"):
+        Wait(until=NAIVE)
     with pytest.raises(UsageError, match="exactly one"):
         Wait(until=berlin("2026-11-30 12:00"), within=timedelta(hours=1))
     with pytest.raises(UsageError, match="hours"):
