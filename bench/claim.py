@@ -1,0 +1,121 @@
+"""How many runs a second can workers take, one by one and in batches, and does it matter how many are held already?
+
+Worker processes on one file claim until nothing is left; every run is taken once.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import apsw
+import measure
+from ours import AGENT
+from plain import Insert
+
+from outlast.stores.sqlite.store import SQLiteStore
+
+RUNS = 4000
+HELD = 10_000
+BATCH = 50
+
+
+def main() -> None:
+    measure.header("claim: runs taken by workers")
+    targets = measure.Targets()
+    rows: list[tuple[Any, ...]] = []
+    for place, base in (("disk", None), ("tmpfs", measure.memory_folder())):
+        single, batched = table_of(place, base, rows)
+        if place == "disk":
+            targets.at_least("single claims a second, one worker", single[1, 0], 2000)
+            targets.at_least("batched claims a second, one worker", batched[1, 0], 10_000)
+        else:
+            targets.at_most("a single claim with 10,000 held against none (tmpfs)", single[1, 0] / single[1, HELD], 1.25, "×")
+        targets.at_least(f"fewest claims of 4 workers against the most ({place}, single)", single[4, -1], 0.5)
+    with measure.folder() as folder:
+        floor = 1 / measure.median(Insert(folder).steps(1, 300))
+    print(f"\nbare fsynced INSERTs a second on this disk: {floor:,.0f}\n")
+    measure.table(["files on", "workers", "at a time", "held before", "claims a second", "µs a call, median", "per worker"], rows)
+    targets.show()
+
+
+def table_of(place: str, base: str | None, rows: list[tuple[Any, ...]]) -> tuple[dict[tuple[int, int], float], dict[tuple[int, int], float]]:
+    single: dict[tuple[int, int], float] = {}
+    batched: dict[tuple[int, int], float] = {}
+    for workers, held in ((1, 0), (1, HELD), (4, 0)):
+        for batch in (1, BATCH):
+            rates, calls, shares, per = [], [], [], ""
+            for _ in range(3):
+                with measure.folder(base) as folder:
+                    filled(folder, RUNS if batch > 1 else RUNS // 4, held)
+                    found = race(folder, workers, batch)
+                counts = [f["claims"] for f in found]
+                assert sum(counts) == (RUNS if batch > 1 else RUNS // 4), "a run was taken twice, or not at all"
+                rates.append(sum(counts) / max(f["took"] for f in found))
+                calls.append(measure.median([f["median"] for f in found]))
+                shares.append(min(counts) / max(counts))
+                per = f"{min(counts)} … {max(counts)}"
+            (single if batch == 1 else batched)[workers, held] = measure.median(rates)
+            (single if batch == 1 else batched)[workers, -1] = measure.median(shares)
+            rows.append((place, workers, batch, f"{held:,}", f"{measure.median(rates):,.0f}", measure.us(measure.median(calls)), per))
+    return single, batched
+
+
+def filled(folder: Path, due: int, held: int) -> None:
+    """Runs that are due, and runs that somebody holds, put there directly."""
+    store = SQLiteStore(folder / "outlast.db")
+    store.unfinished()  # makes the file
+    store.close()
+    db = apsw.Connection(str(folder / "outlast.db"))
+    db.execute("PRAGMA synchronous = off; BEGIN")
+    sql = (
+        "INSERT INTO run (run_id, agent, status, entries, seq, wake_at, driver, format, created_at, updated_at, lease_owner, lease_until, "
+        "lease_boot, lease_until_at, fence, nonce) VALUES (?, ?, 'running', 2, 1, ?, 'built-in', 1, ?, ?, ?, ?, ?, ?, 1, 'n')"
+    )
+    far = 2**50
+    db.executemany(sql, ((f"held-{n}", AGENT, n, n, n, "somebody", far, "boot", far) for n in range(held)))
+    db.executemany(sql, ((f"due-{n}", AGENT, n, n, n, None, None, None, None) for n in range(due)))
+    db.execute("COMMIT")
+    db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    db.close()
+
+
+def race(folder: Path, workers: int, batch: int) -> list[dict[str, Any]]:
+    command = [sys.executable, __file__, "child", str(folder), str(batch)]
+    processes = [subprocess.Popen([*command, str(n)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for n in range(workers)]
+    for p in processes:
+        assert p.stdout is not None
+        assert p.stdout.readline() == "ready\n"
+    for p in processes:
+        assert p.stdin is not None
+        p.stdin.write("go\n")
+        p.stdin.flush()
+    return [json.loads(p.communicate(timeout=120)[0]) for p in processes]
+
+
+def child(folder: Path, batch: int, number: int) -> None:
+    store = SQLiteStore(folder / "outlast.db")
+    store.unfinished()
+    print("ready", flush=True)
+    sys.stdin.readline()
+    begun = measure.now()
+    claims, calls = 0, []
+    while True:
+        a = measure.now()
+        taken = store.claim(f"worker-{number}", agents=[AGENT], limit=batch)
+        if not taken:
+            break
+        calls.append(measure.now() - a)
+        claims += len(taken)
+    took = measure.now() - begun
+    print(json.dumps({"claims": claims, "took": took, "median": measure.median(calls or [0])}))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["child"]:
+        child(Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))
+    else:
+        main()
