@@ -336,15 +336,15 @@ class Outlast:
         except m.BadMessage as e:
             raise UsageError(f"input: {e}", run_id=run_id) from None
         self._sized("input", content)
-        return RunHead(**head_fields(self._outside(run_id, outside.send(content, by))[0]))
+        return RunHead(**head_fields(self._outside(run_id, outside.send(content, _by(by)))[0]))
 
     def cancel(self, run_id: str, *, by: str | None = None, note: str | None = None) -> RunHead:
         """End a run: gates closed, open calls answered, in one transaction that needs no living worker. A finished one stays as it is."""
-        return RunHead(**head_fields(self._outside(run_id, outside.cancel(by, _note(note)))[0]))
+        return RunHead(**head_fields(self._outside(run_id, outside.cancel(_by(by), _note(note)))[0]))
 
     def retry(self, run_id: str, *, by: str | None = None) -> RunHead:
         """Take a failed or cancelled run up again. Refused where that would only repeat the failure: `send` it something instead."""
-        return RunHead(**head_fields(self._outside(run_id, outside.retry(by))[0]))
+        return RunHead(**head_fields(self._outside(run_id, outside.retry(_by(by)))[0]))
 
     @contextmanager
     def open(
@@ -567,6 +567,15 @@ class Outlast:
         return self._open()[1]
 
     @property
+    def guarded(self) -> bool:
+        """Is there a rule who may decide what?"""
+        return self._may_decide is not None
+
+    def why_not(self, person: str, gate: Gate) -> str | None:
+        """Why this person may not decide that gate, or None: for pages, which show it before somebody tries. `decide` asks anew."""
+        return self._why_not(person, gate) if self.guarded else None
+
+    @property
     def reader(self) -> Reader:
         """What pages and reports read: lists, counts, decisions, figures. Blocking, nothing is written."""
         return Reader(self._store)
@@ -736,7 +745,7 @@ class Outlast:
         version = known.version if known else ""
         now = self._store.now()
         meta = {"typed": True} if known is not None and known.output is not str else None
-        first = r.RunStarted(name, version, _tags(tags), by=_person("by", by) if by is not None else None, at=now, meta=meta)
+        first = r.RunStarted(name, version, _tags(tags), by=_by(by), at=now, meta=meta)
         entries: list[r.Entry] = [first]
         for message in messages:
             imported = (
@@ -750,7 +759,7 @@ class Outlast:
         except codec.Unstorable as e:
             raise UsageError(f"input: {e}", run_id=run_id) from None
         digest = codec.digest([name, [e.message for e in entries if isinstance(e, r.MessageAdded)]])
-        return base.NewRun(child_id or (_run_id(run_id) if run_id is not None else new_run_id()), name, entries, _tags(tags), started_by=by,
+        return base.NewRun(child_id or (_run_id(run_id) if run_id is not None else new_run_id()), name, entries, _tags(tags), started_by=first.by,
                            agent_version=version, input_digest=digest)  # fmt: skip
 
     @staticmethod
@@ -934,6 +943,10 @@ def _person(name: str, value: object) -> str:
     if not isinstance(value, str) or not value.strip() or len(value) > 256:
         raise UsageError(f"{name} must name a person in 1 to 256 characters, not {value!r}")
     return codec.stored(value)[1]  # type: ignore[no-any-return]  # a text stays one
+
+
+def _by(value: object) -> str | None:
+    return _person("by", value) if value is not None else None
 
 
 def _note(value: object) -> str | None:

@@ -146,7 +146,7 @@ def retry(by: str | None) -> base.Plan:
             raise Refused(f"run {run_id} is {status}{f', {why}' if why else ''}: there is nothing to retry", run_id=run_id,
                           hint=f"outlast send {run_id} TEXT" if status == "done" else f"outlast show {run_id}")  # fmt: skip
         last = tail.run.messages[-1] if len(tail.run.messages) else None
-        if last is not None and last["role"] == "assistant" and not tail.run.calls:
+        if last is not None and last["role"] == "assistant" and not tail.run.calls and not tail.run.queued:
             raise Refused(f"run {run_id} would only fail again: {tail.head.reason}", run_id=run_id, hint=f"outlast send {run_id} TEXT")
         return _write(tail, [r.RetryAsked(by=by)], status="running", fresh=True)
 
