@@ -32,6 +32,12 @@ LIMIT_S = 10.0  # connecting, sending and the answer's head together
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 NAT64 = ipaddress.ip_network("64:ff9b::/96")  # an IPv4 address in other clothes
+# Beside what `ipaddress` says: which of the special-purpose networks it knows changes with the Python version, and of clouds it knows nothing.
+SPECIAL = tuple(map(ipaddress.ip_network, (
+    "192.0.0.0/24",  # protocol assignments; 192.0.0.192 is a cloud's metadata service
+    "192.88.99.0/24", "64:ff9b:1::/48", "100::/64", "2001::/23", "2001:db8::/32", "3fff::/20", "5f00::/16",
+    "168.63.129.16/32",  # another cloud's, on an address that looks public
+)))  # fmt: skip
 
 
 class Undelivered(Exception):
@@ -123,7 +129,8 @@ def judged(hook: Hook, addresses: Sequence[str], allow: Sequence[Network]) -> st
             continue
         if loopback_named and address.is_loopback:
             continue
-        if not address.is_global or address.is_multicast:
+        special = any(address in network for network in SPECIAL if network.version == address.version)
+        if special or not address.is_global or address.is_multicast:
             raise Undelivered(f"{hook.shown} is {address}, which is not public; if it is meant, name its network in OUTLAST_WEBHOOK_ALLOW")
         if plain:
             raise Undelivered(f"{hook.shown} is not https")
@@ -167,6 +174,8 @@ def send(hook: Hook, notice_id: str, body: bytes, *, secret: str, allow: str = "
         try:
             connection.request("POST", hook.path, body, {"content-type": "application/json", "user-agent": "outlast", **headers})
             status = connection.getresponse().status
+            if time.monotonic() >= end:  # cut off: the client takes the end of the stream for the end of the answer's head
+                raise TimeoutError
         finally:
             watchdog.cancel()
             connection.close()
