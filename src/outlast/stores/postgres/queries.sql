@@ -44,33 +44,8 @@ UPDATE outlast.run SET fence = 1, lease_owner = %(owner)s, lease_until = (SELECT
 SELECT run_no, run_id, agent, fence, attempts, lease_until, false FROM outlast.run WHERE run_id = %(run_id)s AND nonce = %(nonce)s
 
 -- claim --
-WITH {times}, due AS MATERIALIZED (
-    SELECT r.run_no, r.wake_at AS since FROM unnest(%(agents)s::text[]) a(agent) CROSS JOIN LATERAL (
-        SELECT run_no, wake_at FROM outlast.run
-         WHERE driver = %(driver)s AND agent = a.agent AND wake_at <= (SELECT now FROM times)
-           AND lease_owner IS NULL AND wake_at IS NOT NULL AND needs IS NULL
-         ORDER BY wake_at LIMIT %(limit)s FOR UPDATE SKIP LOCKED) r
-), parked AS MATERIALIZED (
-    SELECT r.run_no, r.updated_at AS since FROM unnest(%(need_agents)s::text[], %(needs)s::text[]) n(agent, needs) CROSS JOIN LATERAL (
-        SELECT run_no, updated_at FROM outlast.run
-         WHERE driver = %(driver)s AND agent = n.agent AND needs = n.needs AND lease_owner IS NULL AND needs IS NOT NULL
-         ORDER BY updated_at LIMIT %(limit)s FOR UPDATE SKIP LOCKED) r
-), over AS MATERIALIZED (
-    SELECT r.run_no, r.lease_until AS since FROM unnest(%(agents)s::text[]) a(agent) CROSS JOIN LATERAL (
-        SELECT run_no, lease_until FROM outlast.run
-         WHERE %(over)s AND driver = %(driver)s AND agent = a.agent AND lease_until <= (SELECT over FROM times) AND lease_owner IS NOT NULL
-         ORDER BY lease_until LIMIT %(limit)s FOR UPDATE SKIP LOCKED) r
-), found AS MATERIALIZED (
-    SELECT run_no, min(rank) AS rank, min(since) AS since FROM (
-        SELECT run_no, 0 AS rank, since FROM due UNION ALL SELECT run_no, 0, since FROM parked UNION ALL SELECT run_no, 1, since FROM over) f
-     GROUP BY run_no ORDER BY 2, 3 LIMIT %(limit)s
-), taken AS (
-    UPDATE outlast.run r SET fence = fence + 1, nonce = %(nonce)s, attempts = attempts + (f.rank = 1)::integer, lease_owner = %(owner)s,
-           lease_until = (SELECT lease_now FROM times) + %(lease_ms)s
-      FROM found f WHERE r.run_no = f.run_no
-    RETURNING r.run_no, r.run_id, r.agent, r.fence, r.attempts, r.lease_until, f.rank, f.since
-)
-SELECT run_no, run_id, agent, fence, attempts, lease_until, rank = 1 FROM taken ORDER BY rank, since, run_no
+SELECT * FROM outlast.claim(%(driver)s, %(agents)s::text[], %(need_agents)s::text[], %(needs)s::text[], %(over)s, %(limit)s, %(owner)s,
+                            %(nonce)s, %(lease_ms)s, %(now)s::bigint, %(lease_now)s::bigint)
 
 -- claimed --  by claims whose answer was lost: taken anew under their nonces, so that what they wrote is settled
 WITH {times}, ours AS MATERIALIZED (

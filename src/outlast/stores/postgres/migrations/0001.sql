@@ -153,6 +153,47 @@ BEGIN
     END LOOP;
 END $$;
 
+-- Take up to `_limit` runs: due and parked ones by how long they wait, then those whose lease is over. The rows are locked where the index
+-- finds them, past those that another claim holds at this moment; each index's predicate is written out, so that it is used.
+-- Within one lease of the server's start no lease is over but a dead process's (0). `_now`, `_lease_now`: NULL, or a test's clock.
+CREATE FUNCTION outlast.claim(_driver text, _agents text[], _need_agents text[], _needs text[], _with_over boolean, _limit integer, _owner text,
+                              _nonce text, _lease_ms bigint, _now bigint, _lease_now bigint)
+RETURNS TABLE (_run_no bigint, _run_id text, _agent text, _fence bigint, _attempts integer, _lease_until bigint, _taken_over boolean)
+LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    wall  bigint := coalesce(_now, outlast.now_ms());
+    lease bigint := coalesce(_lease_now, outlast.now_ms());
+    over_at bigint := CASE WHEN _lease_now IS NOT NULL OR lease >= (extract(epoch FROM pg_postmaster_start_time()) * 1000)::bigint + _lease_ms
+                           THEN lease ELSE 0 END;
+BEGIN
+    RETURN QUERY
+    WITH due AS MATERIALIZED (
+        SELECT r.run_no, r.wake_at AS since FROM unnest(_agents) a(agent) CROSS JOIN LATERAL (
+            SELECT run_no, wake_at FROM outlast.run
+             WHERE driver = _driver AND agent = a.agent AND wake_at <= wall AND lease_owner IS NULL AND wake_at IS NOT NULL AND needs IS NULL
+             ORDER BY wake_at LIMIT _limit FOR UPDATE SKIP LOCKED) r
+    ), parked AS MATERIALIZED (
+        SELECT r.run_no, r.updated_at AS since FROM unnest(_need_agents, _needs) n(agent, needs) CROSS JOIN LATERAL (
+            SELECT run_no, updated_at FROM outlast.run
+             WHERE driver = _driver AND agent = n.agent AND needs = n.needs AND lease_owner IS NULL AND needs IS NOT NULL
+             ORDER BY updated_at LIMIT _limit FOR UPDATE SKIP LOCKED) r
+    ), over AS MATERIALIZED (
+        SELECT r.run_no, r.lease_until AS since FROM unnest(_agents) a(agent) CROSS JOIN LATERAL (
+            SELECT run_no, lease_until FROM outlast.run
+             WHERE _with_over AND driver = _driver AND agent = a.agent AND lease_until <= over_at AND lease_owner IS NOT NULL
+             ORDER BY lease_until LIMIT _limit FOR UPDATE SKIP LOCKED) r
+    ), found AS MATERIALIZED (
+        SELECT f.run_no, min(f.rank) AS rank, min(f.since) AS since FROM (
+            SELECT run_no, 0 AS rank, since FROM due UNION ALL SELECT run_no, 0, since FROM parked UNION ALL SELECT run_no, 1, since FROM over) f
+         GROUP BY f.run_no ORDER BY 2, 3 LIMIT _limit
+    ), taken AS (
+        UPDATE outlast.run r SET fence = fence + 1, nonce = _nonce, attempts = attempts + f.rank, lease_owner = _owner, lease_until = lease + _lease_ms
+          FROM found f WHERE r.run_no = f.run_no
+        RETURNING r.run_no, r.run_id, r.agent, r.fence, r.attempts, r.lease_until, f.rank, f.since
+    )
+    SELECT t.run_no, t.run_id, t.agent, t.fence, t.attempts, t.lease_until, t.rank = 1 FROM taken t ORDER BY t.rank, t.since, t.run_no;
+END $$;
+
 -- A new run: its number, or NULL where a run of that id is there.
 CREATE FUNCTION outlast.add_run(_b jsonb) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
