@@ -7,6 +7,7 @@ import signal
 import subprocess
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -101,20 +102,31 @@ def test_usage(shell: Shell, args: tuple[str, ...], env: dict[str, str]) -> None
     assert done.code == 2 and len(done.err.splitlines()) <= 2
 
 
-def a_slow_worker(shell: Shell, *args: str) -> subprocess.Popen[str]:
+@pytest.fixture
+def started() -> Iterator[list[subprocess.Popen[str]]]:
+    """Processes that a test began; none of them outlives it."""
+    processes: list[subprocess.Popen[str]] = []
+    yield processes
+    for process in processes:
+        process.kill()
+        process.communicate(timeout=30)
+
+
+def a_slow_worker(shell: Shell, started: list[subprocess.Popen[str]], *args: str) -> subprocess.Popen[str]:
     """A worker in the middle of a model call."""
     shell.write("slow.py", SLOW)
     for pipe in ("asked", "answer"):
         subprocess.run(["mkfifo", str(shell.folder / pipe)], check=True)
     assert shell.outlast("run", "Hi", "--id", "run-1", "--detach", "--agent", "slow").code == 0
     process: Any = shell.start("worker", "slow", *args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    started.append(process)
     assert (shell.folder / "asked").read_text() == "asked"
     return process
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
-def test_the_first_signal_lets_the_step_end(shell: Shell, signum: signal.Signals) -> None:
-    process = a_slow_worker(shell, "--grace", "60s")
+def test_the_first_signal_lets_the_step_end(shell: Shell, started: list[subprocess.Popen[str]], signum: signal.Signals) -> None:
+    process = a_slow_worker(shell, started, "--grace", "60s")
     process.send_signal(signum)
     while "running steps have 60s to end" not in (line := process.stderr.readline() if process.stderr else ""):
         assert line, "it ended without saying so"
@@ -125,8 +137,8 @@ def test_the_first_signal_lets_the_step_end(shell: Shell, signum: signal.Signals
     assert (head["status"], head["lease_owner"]) == ("done", None)
 
 
-def test_the_second_signal_stops_now(shell: Shell) -> None:
-    process = a_slow_worker(shell, "--grace", "60s")
+def test_the_second_signal_stops_now(shell: Shell, started: list[subprocess.Popen[str]]) -> None:
+    process = a_slow_worker(shell, started, "--grace", "60s")
     process.send_signal(signal.SIGTERM)
     while "running steps have 60s to end" not in (line := process.stderr.readline() if process.stderr else ""):
         assert line, "it ended without saying so"
@@ -137,21 +149,17 @@ def test_the_second_signal_stops_now(shell: Shell) -> None:
     assert (head["status"], head["seq"]) == ("running", 1)
 
 
-def test_health_pages(shell: Shell) -> None:
-    process = a_slow_worker(shell, "--health-port", "0")
-    try:
-        while "health pages on port" not in (line := process.stderr.readline() if process.stderr else ""):
-            assert line, "it ended without saying so"
-        port = int(json.loads(line)["message"].rsplit(" ", 1)[1])
+def test_health_pages(shell: Shell, started: list[subprocess.Popen[str]]) -> None:
+    process = a_slow_worker(shell, started, "--health-port", "0")
+    while "health pages on port" not in (line := process.stderr.readline() if process.stderr else ""):
+        assert line, "it ended without saying so"
+    port = int(json.loads(line)["message"].rsplit(" ", 1)[1])
 
-        def status(path: str) -> int:
-            try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=30) as response:
-                    return int(response.status)
-            except urllib.error.HTTPError as e:
-                return e.code
+    def status(path: str) -> int:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=30) as response:  # noqa: S310 - our own server
+                return int(response.status)
+        except urllib.error.HTTPError as e:
+            return e.code
 
-        assert [status(path) for path in ("/livez", "/readyz", "/livez?x=1", "/else")] == [200, 200, 200, 404]
-    finally:
-        process.kill()
-        process.communicate(timeout=30)
+    assert [status(path) for path in ("/livez", "/readyz", "/livez?x=1", "/else")] == [200, 200, 200, 404]
