@@ -157,7 +157,7 @@ def test_health_pages(shell: Shell, started: list[subprocess.Popen[str]]) -> Non
 
     def status(path: str) -> int:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=30) as response:  # noqa: S310 - our own server
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=30) as response:
                 return int(response.status)
         except urllib.error.HTTPError as e:
             return e.code
