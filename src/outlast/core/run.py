@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, Self, TypeVar
@@ -129,6 +130,7 @@ class CallFinished(Entry):
     content: Json = None
     is_error: bool = False
     how: str = "result"
+    effect: str | None = None  # of a call that ran
 
 
 @dataclass(frozen=True, slots=True)
@@ -424,6 +426,25 @@ def _with(record: T, **changes: Any) -> T:
     return new
 
 
+class _CallIds(AbstractSet[str]):
+    """A look at a history's ids: asking it costs the same after 10,000 messages."""
+
+    __slots__ = ("_ids", "_n")
+
+    def __init__(self, ids: Mapping[str, int], n: int) -> None:
+        self._ids, self._n = ids, n
+
+    def __contains__(self, call_id: object) -> bool:
+        at = self._ids.get(call_id) if isinstance(call_id, str) else None
+        return at is not None and at < self._n
+
+    def __iter__(self) -> Iterator[str]:
+        return (call_id for call_id, at in self._ids.items() if at < self._n)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
 class History(Sequence[m.Message]):
     """Messages, oldest first. Grows in place: the fold of 10,000 messages shares one list (a tuple would make it quadratic)."""
 
@@ -447,9 +468,9 @@ class History(Sequence[m.Message]):
         return History(items, self._n + 1, ids)
 
     @property
-    def call_ids(self) -> set[str]:
+    def call_ids(self) -> AbstractSet[str]:
         """Every tool-call id in these messages; those of another future of the same past are not among them."""
-        return {call_id for call_id, at in self._ids.items() if at < self._n}
+        return _CallIds(self._ids, self._n)
 
     def __eq__(self, other: object) -> bool:
         return list(self) == list(other) if isinstance(other, History) else NotImplemented

@@ -335,7 +335,8 @@ class Drive:
         started = monotonic()
         ended = await perform.act(call, tool, self._context(call, tool, entry), late)
         fact = perform.fact(call, self.run.call(call.call_id) or entry, tool, ended, self.store.now())
-        return replace(fact, meta={"ms": int((monotonic() - started) * 1000), "attempt": call.attempt})
+        fact = replace(fact, meta={"ms": int((monotonic() - started) * 1000), "attempt": call.attempt})
+        return replace(fact, effect=call.effect) if isinstance(fact, r.CallFinished) else fact
 
     async def _intend(self, call: s.RunCall, tool: Tool[..., Any]) -> bool:
         lasts = tool.timeout + LATE_START
