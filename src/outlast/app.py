@@ -573,7 +573,16 @@ class Outlast:
 
     def why_not(self, person: str, gate: Gate) -> str | None:
         """Why this person may not decide that gate, or None: for pages, which show it before somebody tries. `decide` asks anew."""
-        return self._why_not(person, gate) if self.guarded else None
+        if self._may_decide is None:
+            return None
+        head = self._store.head(gate.run_id)
+        asked = [
+            gate_of(head, as_asked, told)
+            for row, told in self._store.gates(gate.run_id)
+            if row.gate_id == gate.gate_id
+            for as_asked in self._as_asked(head, row)
+        ]
+        return self._why_not(person, asked)
 
     @property
     def reader(self) -> Reader:
@@ -841,6 +850,9 @@ class Outlast:
         if tool is None:
             raise UsageError(f"args can only be edited where the tool {row.tool!r} of agent {tail.head.agent!r} is known: its schema checks them",
                              hint="--app MODULE:ATTR", run_id=tail.head.run_id)  # fmt: skip
+        known = {*tool.input_schema.get("properties", {}), *codec.decode(row.args)}
+        if unknown := [name for name in entry.args if name not in known]:  # a slip of the pen must not run with a default instead
+            raise UsageError(f"args do not fit {row.tool}: there is no {', '.join(unknown)}", run_id=tail.head.run_id)
         if why := tool.problem(entry.args):
             raise UsageError(f"args do not fit {row.tool}: {why}", run_id=tail.head.run_id)
         return entry

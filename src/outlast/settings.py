@@ -25,6 +25,9 @@ DEFAULT_SCHEMA = "outlast"
 DEFAULT_CONCURRENCY = 10  # runs at once in one worker
 NO_MOST = 1e9  # whatever is counted or waited for here, this is more than anybody means; and it keeps infinities out
 DEFAULT_GRACE = timedelta(seconds=25)  # below the 30 s that Docker and Kubernetes wait between SIGTERM and SIGKILL
+DEFAULT_WEB_HOST = "127.0.0.1"
+DEFAULT_WEB_PORT = 8142
+MIN_WEB_TOKEN = 32  # characters: 256 bits are 43 of them as token_urlsafe writes it
 FILE_KEYS = ("store", "app", "engine", "log_level", "log_format")
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 LOG_FORMATS = ("text", "json")
@@ -102,6 +105,38 @@ def health_port(flag: int | None = None) -> int | None:
     off = -1
     port = int(_number(flag, "--health-port", "OUTLAST_HEALTH_PORT", off, most=65535))
     return None if port == off else port
+
+
+def web_host(flag: str | None = None) -> str:
+    found = _found("host", flag, "--host", "OUTLAST_WEB_HOST")
+    return found.value if found else DEFAULT_WEB_HOST
+
+
+def web_port(flag: int | None = None) -> int:
+    """The page's port (0: any free one)."""
+    return int(_number(flag, "--port", "OUTLAST_WEB_PORT", DEFAULT_WEB_PORT, most=65535))
+
+
+def web_token() -> str | None:
+    """The token of the page, or None. Raises UsageError for one that could be guessed. It stands in no message."""
+    token = os.environ.get("OUTLAST_WEB_TOKEN") or None
+    if token is not None and (len(token) < MIN_WEB_TOKEN or not token.isascii() or not token.isprintable() or " " in token):
+        raise UsageError(
+            f"OUTLAST_WEB_TOKEN must be at least {MIN_WEB_TOKEN} visible ASCII characters",
+            hint="python -c 'import secrets; print(secrets.token_urlsafe(32))'",
+        )
+    return token
+
+
+def web_url() -> str | None:
+    """The address under which people open the page, without a slash at its end; also the base of a notice's link. None: not said."""
+    value = os.environ.get("OUTLAST_WEB_URL")
+    if not value:
+        return None
+    parts = urlsplit(value)
+    if parts.scheme not in {"http", "https"} or not parts.hostname or parts.username or parts.query or parts.fragment:
+        raise UsageError(f"OUTLAST_WEB_URL is {without_password(value)!r}: it must be like https://outlast.example.org")
+    return value.rstrip("/")
 
 
 def log_level(flag: str | None = None) -> str:

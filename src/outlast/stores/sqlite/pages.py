@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -54,7 +54,7 @@ class Pages:
         found = found[: where.limit]
         heads = self._as_heads(found)
         numbers = {"numbers": json.dumps([head.run_no for head in heads])}
-        firsts = dict(ask(db, Q["firsts"], numbers))
+        firsts: dict[int, str | None] = dict(ask(db, Q["firsts"], numbers))
         gates: dict[int, GateRow] = {row[0]: rows.gate(row[1:])[0] for row in ask(db, Q["soonest_gates"], numbers)}
         return Page([Listed(head, firsts.get(head.run_no), gates.get(head.run_no)) for head in heads], more, scanned)
 
@@ -100,7 +100,7 @@ class Pages:
         def work(db: apsw.Connection) -> Statistics:
             return Statistics(
                 ended=ask(db, Q["ended_per_hour"], values), spent=ask(db, Q["spent_per_day"], values | {"scan": scan}),
-                steps=ask(db, Q["step_times"], values | {"scan": steps, "most": 20_000}))  # type: ignore[arg-type]  # rows as the queries select them  # fmt: skip
+                steps=ask(db, Q["step_times"], values | {"scan": steps, "most": 20_000}))  # fmt: skip
 
         return self._files.read(work)
 
@@ -116,7 +116,7 @@ def _query(where: PageFilter) -> str:
     return "page_of_agent" if where.agent is not None else "page"
 
 
-def _values(where: PageFilter) -> Mapping[str, Any] | Any:
+def _values(where: PageFilter) -> dict[str, Any]:
     text = where.text or None
     return {
         "status": where.status, "waiting": where.waiting, "agent": where.agent, "tags": json.dumps(dict(where.tags), ensure_ascii=False),
