@@ -27,6 +27,8 @@ def configure(options: Options) -> None:
     if level == "debug":
         for noisy in ("asyncio", "httpcore", "httpx"):
             logging.getLogger(noisy).setLevel(logging.INFO)
+        for tells_urls in ("apprise", "urllib3"):  # those of notices, which hold tokens
+            logging.getLogger(tells_urls).setLevel(logging.WARNING)
 
 
 def _on_terminal() -> bool:
