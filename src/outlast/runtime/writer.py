@@ -256,7 +256,7 @@ def _place_in_life(step: s.Step, now: datetime) -> tuple[str, str | None, dateti
     """(status, reason, wake_at, needs) of a run whose next step this is."""
     match step:
         case s.Wait():
-            return step.status, step.reason if step.status != "running" else None, now if step.needs else step.until, step.needs
+            return step.status, step.reason if step.status != "running" else None, step.until, step.needs  # parked: `needs` finds it, not time
         case s.Finish():
             return step.status, step.reason, None, None
         case _:
