@@ -205,11 +205,13 @@ def row(run: Run, call: Call | None, gate: Gate, decided_at: datetime | None) ->
         seq=run.seq)  # fmt: skip
 
 
-def projection(before: Run, entries: Iterable[r.Entry]) -> tuple[Run, list[GateRow]]:
+def projection(before: Run, entries: Sequence[r.Entry], *, after_all: Run | None = None) -> tuple[Run, list[GateRow]]:
     """The run after `entries`, and the final row of every gate that they opened, moved or closed: each written once.
 
-    Over a whole journal from the empty run this is the table `gates` itself.
+    Over a whole journal from the empty run this is the table `gates` itself. `after_all`: the same fold, where the caller has it already.
     """
+    if after_all is not None and not _gates(before) and not any(isinstance(e, r.GateOpened) for e in entries):
+        return after_all, []
     touched: dict[str, GateRow] = {}
     after = before
     for entry in entries:
@@ -231,7 +233,7 @@ def projection(before: Run, entries: Iterable[r.Entry]) -> tuple[Run, list[GateR
 
 
 def _gates(run: Run) -> Sequence[tuple[Call | None, Gate]]:
-    return [(None, g) for g in run.gates] + [(c, g) for c in run.calls for g in c.gates]
+    return [*((None, g) for g in run.gates), *((c, g) for c in run.calls if c.gates for g in c.gates)]
 
 
 __all__ = ["GateOpened", "GatePolicy", "GateRow", "projection", "row", "rungs"]

@@ -167,10 +167,10 @@ def as_answer(value: Any, *, used: Collection[str], seq: int) -> tuple[Message, 
         raise BadMessage(f"the content of a model's answer must be a text or a list of blocks, not {type(value).__name__}")
     content = [text(value)] if isinstance(value, str) else [_block(b) for b in value or ()]
     content = [b for b in content if not (b.get("type") == "text" and not str(b.get("text") or "").strip())]
-    used = set(used)
+    new: set[str] = set()
     for n, block in enumerate(content):
         if block.get("type") == "tool_use":
-            content[n] = _call(block, used, rest, f"call-{seq}-{n + 1}")
+            content[n] = _call(block, used, new, rest, f"call-{seq}-{n + 1}")
     if "stop_reason" not in rest:
         rest["stop_reason"] = TOOL_USE if any(b.get("type") == "tool_use" for b in content) else "end_turn"
     if not content:
@@ -194,13 +194,13 @@ def _block(block: Any) -> dict[str, Any]:
     return dict(block)
 
 
-def _call(block: dict[str, Any], used: set[str], meta: dict[str, Any], fallback: str) -> dict[str, Any]:
+def _call(block: dict[str, Any], used: Collection[str], new: set[str], meta: dict[str, Any], fallback: str) -> dict[str, Any]:
     given = block.get("id")
     call_id = given if isinstance(given, str) and CALL_ID.match(given) else fallback
     base, n = call_id[:56], 2  # room for a suffix within 64 characters
-    while call_id in used:
+    while call_id in used or call_id in new:
         call_id, n = f"{base}-{n}", n + 1
-    used.add(call_id)
+    new.add(call_id)
     if call_id != given:
         meta.setdefault("renumbered", {})[call_id] = given if isinstance(given, str) else None
     if not isinstance(block.get("name"), str) or not block["name"]:

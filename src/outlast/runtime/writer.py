@@ -213,11 +213,12 @@ class _Plan:
         w = self.writer
         facts = [f for f in self.facts if _still(before, f)]
         run = r.fold(before, facts)
-        _, consequences, self.step = s.settled(run, w.policy, now, self.in_flight)
+        after, consequences, self.step = s.settled(run, w.policy, now, self.in_flight)
         entries = [*facts, *consequences]
-        if w.fresh and w.lease.taken_over and entries:
+        recovered = w.fresh and w.lease.taken_over and bool(entries)
+        if recovered:
             entries[0] = r.stored(r.headed(entries[0], meta={**(entries[0].meta or {}), "taken_over": True}))
-        self.after, gates = gate.projection(before, entries)
+        self.after, gates = gate.projection(before, entries, after_all=None if recovered else after)
         waits = isinstance(self.step, s.Wait | s.Finish) and not self.in_flight and not w.keep(self.step, now)
         release = waits or (self.draining and not self.in_flight)
         status, reason, wake_at, needs = _place_in_life(self.step, now)
