@@ -180,6 +180,19 @@ class HelpDesk:
             insert = "INSERT INTO comments (ticket_id, text, idempotency_key) VALUES (?, ?, ?)"
             return {"comment_id": db.execute(insert, (ticket_id, text, key)).lastrowid}
 
+    def close_ticket(self, ticket_id: str, comment: str, key: str | None = None) -> dict[str, Any]:
+        """Close a ticket with a comment that only colleagues see; a repeated key closes and comments once. Raises UnknownTicket."""
+        written = self.add_comment(ticket_id, comment, key)
+        with self._transaction() as db:
+            db.execute("UPDATE tickets SET status = 'closed' WHERE id = ?", (ticket_id,))
+        return {"ticket_id": ticket_id, "status": "closed", "comment_id": written["comment_id"]}
+
+    def comments_on(self, ticket_id: str) -> list[str]:
+        """What colleagues read on this ticket, oldest first."""
+        with self._transaction() as db:
+            rows = db.execute("SELECT text FROM comments WHERE ticket_id = ? ORDER BY id", (ticket_id,)).fetchall()
+        return [text for (text,) in rows]
+
     def replies_to(self, ticket_id: str) -> int:
         """How many replies the customer got on this ticket."""
         with self._transaction() as db:
