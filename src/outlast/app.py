@@ -28,7 +28,7 @@ from outlast.core import codec
 from outlast.core import messages as m
 from outlast.core import run as r
 from outlast.core.gate import GateRow
-from outlast.documents import Checkpoint, Event, Gate, Message, Notice, Out, Run, RunHead, Status, Tags, gate_of, head_fields
+from outlast.documents import Checkpoint, Event, Gate, Message, Notice, Out, Run, RunHead, Status, Stuck, Tags, gate_of, head_fields
 from outlast.errors import InvariantViolated, LeaseLost, NotAllowed, OutlastError, RunBusy, RunExists, RunNotFound, UsageError
 from outlast.gates import check_duration, check_instant
 from outlast.models import resolve
@@ -448,9 +448,10 @@ class Outlast:
         """Run ids, oldest first; those that wait too."""
         return self._store.unfinished()
 
-    def stuck(self, *, limit: int = 1000) -> list[base.Stuck]:
+    def stuck(self, *, limit: int = 1000) -> list[Stuck]:
         """What does not go on by itself, longest first: each with its reason and the one command that mends it."""
-        return self._store.stuck(limit=_limit(limit))
+        found = self._store.stuck(limit=_limit(limit))
+        return [Stuck(x.run_id, cast("Status", x.status), x.reason, x.since, x.command) for x in found]
 
     def inbox(self, *, role: str | None = None, agent: str | None = None, tags: Tags = {}, limit: int = 50) -> list[Gate]:
         """What waits for a person, soonest deadline first."""
@@ -655,7 +656,15 @@ class Outlast:
             return None
 
         async def drive(lease: base.Lease) -> None:
-            code = await alone.drive(target, str(self._given) if self._given is not None else None, lease)
+            def news(renewed: base.Renewed) -> None:
+                if not renewed.held:  # the child has it under its own fence
+                    self._keeper.remove(lease.run_id)
+
+            self._keeper.add(lease, news)  # until then it is kept here, or a child that starts slowly would count as a death
+            try:
+                code = await alone.drive(target, str(self._given) if self._given is not None else None, lease)
+            finally:
+                self._keeper.remove(lease.run_id)
             if code:
                 log.warning("run %s: the process that drove it alone ended with %s", lease.run_id, code, extra={"run_id": lease.run_id})
 

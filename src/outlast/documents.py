@@ -196,6 +196,22 @@ class Notice:
 
 
 @dataclass(frozen=True)
+class Stuck:
+    """A run that does not go on by itself: why, since when, and the one command that mends it. A run may have several."""
+
+    run_id: str
+    status: Status
+    reason: str
+    since: datetime
+    command: str
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "type": "stuck", "run_id": self.run_id, "status": self.status, "reason": self.reason, "since": iso(self.since), "command": self.command,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
 class Event:
     """What `stream()` and `on_event` give.
 

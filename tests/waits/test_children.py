@@ -79,7 +79,7 @@ def boss_only(app: Outlast) -> None:
     try:
         app.resume_sync("run-1")
     finally:
-        app._open_children = work  # type: ignore[method-assign]  # back
+        app._open_children = work  # type: ignore[method-assign]  # given back
 
 
 def test_the_parent_waits_for_a_run_of_its_own(office: Office) -> None:

@@ -45,7 +45,7 @@ def runs(
         why = [x for x in app.stuck() if x.run_id in {r.run_id for r in found}] if stuck and found else []
     if options.json:
         for head in found:
-            reasons = [sweep.stuck_document(x) for x in why if x.run_id == head.run_id]
+            reasons = [x.to_dict() for x in why if x.run_id == head.run_id]
             render.document({**head.to_dict(), **({"stuck": reasons} if stuck else {})})
     elif stuck and why:
         sweep.stuck_table(why, options)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,7 +13,7 @@ from outlast.cli.options import Options, command
 from outlast.cli.target import opened
 
 if TYPE_CHECKING:
-    from outlast.stores.base import Stuck
+    from outlast.documents import Stuck
 
 
 def register(cli: typer.Typer) -> None:
@@ -29,7 +29,7 @@ def sweep(options: Options) -> int:
     if options.json:
         render.document({"type": "sweep", "done": done, "stuck": len(found)})
         for one in found:
-            render.document(stuck_document(one))
+            render.document(one.to_dict())
         return 0
     render.say(f"{done} deadlines applied and notices sent" if done else "no deadline has passed and no notice is due")
     if found:
@@ -61,19 +61,6 @@ def event(
     if head.status == "running" and head.lease_owner is None:
         render.say("\n".join(words.go_on([words.resume_command(run_id, options)])))
     return 0
-
-
-def stuck_document(one: Stuck) -> dict[str, Any]:
-    from outlast.core.run import iso
-
-    return {
-        "type": "stuck",
-        "run_id": one.run_id,
-        "status": one.status,
-        "reason": one.reason,
-        "since": iso(one.since),
-        "command": one.command,
-    }
 
 
 def stuck_table(found: Sequence[Stuck], options: Options) -> None:
