@@ -1,10 +1,11 @@
 """Group commit: writes of many threads share one transaction and one fsync.
 
-A queue whose head leads: it commits everything queued, each write in a savepoint of its own, and hands over to the next head. ("Whoever
-holds the lock commits all" gains nothing: the waiters that are done still queue for the lock.)
+A queue whose head leads: it commits everything queued and hands over to the next head. ("Whoever holds the lock commits all" gains nothing:
+the waiters that are done still queue for the lock.)
 
 Rules
-1. A write that is refused or fails is rolled back to its savepoint and harms no other.
+1. A write that fails harms no other: the group is rolled back and run again, now each write in a savepoint of its own. (Savepoints from the
+   start would cost every member a tenth of its time, for something that hardly ever happens.) So a write must be able to run twice.
 2. A group that SQLite threw away (disk full, I/O error: the transaction is gone) is run again one by one.
 3. From COMMIT on a failure means "unknown" for every member; each settles it for itself.
 4. A thread that is interrupted while it waits waits on: its write counts as sent.
@@ -34,8 +35,7 @@ class _Job(Generic[T]):
         self.value: T | None = None
         self.error: BaseException | None = None
         self.done = False
-        self.wake = threading.Lock()  # released once: done, or ours to lead
-        self.wake.acquire()
+        self.wake: Any = None  # of one that waits: a lock, released once: done, or ours to lead
 
 
 class Writer:
@@ -57,8 +57,11 @@ class Writer:
         """Run `work` inside a transaction and commit. What it raises comes out, with nothing of it written."""
         job = _Job(work)
         with self._mutex:
+            leads = not self._queue
+            if not leads:
+                job.wake = threading.Lock()
+                job.wake.acquire()
             self._queue.append(job)
-            leads = len(self._queue) == 1
         interrupted = None if leads else _wait(job)
         if not job.done:
             self._lead()
@@ -87,7 +90,7 @@ class Writer:
             self._begin()
             if len(batch) == 1:
                 batch[0].value = batch[0].work(db)
-            else:
+            elif not self._together(batch):
                 for job in batch:
                     self._member(job)
             committing = True
@@ -114,12 +117,28 @@ class Writer:
             for job in batch:
                 job.done = True
 
+    def _together(self, batch: list[_Job[Any]]) -> bool:
+        """All of them, if none raises; otherwise a new transaction in which nothing was done yet."""
+        try:
+            for job in batch:
+                job.value = job.work(self.db)
+        except Exception as e:
+            if not self.db.in_transaction:
+                raise _ThrownAway from e
+            self.db.execute("ROLLBACK")
+            for job in batch:
+                job.value = None
+            self._begin()
+            return False
+        return True
+
     def _begin(self) -> None:
-        patience = Patience(self._busy_s)
+        patience: Patience | None = None
         while True:
             try:
                 self.db.execute("BEGIN IMMEDIATE")
             except apsw.BusyError as e:
+                patience = patience or Patience(self._busy_s)
                 if not patience.wait():
                     raise locked(e, self._path, self._busy_s) from e
             else:
