@@ -29,7 +29,7 @@ MAY: dict[str, set[str]] = {
     "mcp": {"core", "errors", "documents", "gates", "tools"},
     "runtime": {"core", "errors", "documents", "gates", "tools", "agent", "stores.base", "stores.owner", "models.base"},
     "openrun": {"core", "errors", "documents", "tools", "agent", "stores.base", "runtime"},
-    "alone": {"core", "stores", "agent", "app"},  # a child process begins here: it makes the app again
+    "alone": {"core", "errors", "stores", "agent", "app"},  # a child process begins here: it makes the app again
     "engines": {"core", "errors", "documents", "gates", "tools", "agent", "stores.base", "models.base", "runtime"},
     "app": {"core", "errors", "documents", "gates", "tools", "agent", "stores", "models", "mcp", "runtime", "engines", "settings", "reader", "openrun", "alone"},
     "web": {"app", "errors", "documents", "settings"},

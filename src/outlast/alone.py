@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outlast.core.run import iso
+from outlast.errors import OutlastError
 from outlast.stores import base, owner
 
 if TYPE_CHECKING:
@@ -71,8 +72,12 @@ def main() -> int:
     if document["store"] is not None and document["store"] != str(app._given):
         app = app.with_store(document["store"])
     raw = {**document["lease"], "until": datetime.fromisoformat(document["lease"]["until"]), "owner": owner.me()}
-    lease = app._store.reclaim(base.Lease(**raw), lease_s=app._lease_s)
-    asyncio.run(_drive(app, lease))
+    try:
+        lease = app._store.reclaim(base.Lease(**raw), lease_s=app._lease_s)
+        asyncio.run(_drive(app, lease))
+    except OutlastError as e:  # lost on the way, say: whoever holds the run now drives it
+        sys.stderr.write(f"outlast: run {raw['run_id']}: {e}\n")
+        return e.exit_code
     return 0
 
 
@@ -99,4 +104,3 @@ def _load(target: str) -> Outlast:
         value = Outlast(agents=[value])
     assert isinstance(value, Outlast), target
     return value
-

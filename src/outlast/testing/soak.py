@@ -1,0 +1,360 @@
+"""A soak: real workers, killed and stopped again and again in windows that are held open; then the books are compared with the world.
+
+    python -m outlast.testing.soak --kills 200 [--stops N] [--runs N] [--workers N] [--seed N] [--windows N]
+
+At the end nothing may have happened twice, no run may be lost, none may be stuck, and enough kills must have landed inside each window:
+random kills hardly ever hit what matters, so half of them are aimed, and what counts is what the victim was doing when it died.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from outlast.errors import OutlastError, Refused
+from outlast.runtime.clock import monotonic
+from outlast.testing import soak_agent
+from outlast.testing.soak_agent import DEDUPED, GATED, LEASE, VARIABLE, WINDOWS, World, first_text, inside, plan
+
+SLOW_MS = {"model.after": 20.0, "tool.after": 20.0, "commit.before": 6.0, "commit.after": 10.0}
+AIM_S = 3.0  # how long an aimed kill waits for its window
+SETTLE_S = 120.0  # after the last fault everything must come to its end
+REJECTED = "not this one"
+
+
+@dataclass
+class Report:
+    """What was done and what came of it; `problems` empty: the soak holds."""
+
+    seed: int
+    wanted: int  # kills inside each window
+    kills: int = 0
+    stops: int = 0
+    refused: int = 0  # runs that a stopped worker had lost when it woke up
+    hits: Counter[str] = field(default_factory=Counter)
+    runs: int = 0
+    calls: int = 0
+    effects: int = 0
+    attempts: int = 0  # at receivers that dedupe
+    asked: int = 0
+    answers: int = 0
+    verified: int = 0  # questions "did it happen?" that a person answered
+    given_up: int = 0  # runs whose workers died five times in a row, taken up again by a person
+    duplicated: list[str] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+    stuck: list[str] = field(default_factory=list)
+    other: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def problems(self) -> list[str]:
+        missed = [f"only {self.hits[w]} kills inside the {w} window, {self.wanted} wanted" for w in WINDOWS if self.hits[w] < self.wanted]
+        return [*self.duplicated, *self.lost, *self.stuck, *self.other, *missed]
+
+    def lines(self) -> list[str]:
+        windows = ", ".join(f"{self.hits[w]} in the {w} window" for w in WINDOWS)
+        return [
+            f"seed {self.seed}: {self.kills} kills ({windows}), {self.stops} stops past the lease in {self.seconds:.0f} s",
+            f"{self.runs} runs, {self.calls} tool calls, {self.effects} effects; {self.attempts} attempts at receivers that dedupe",
+            f"the model was asked {self.asked} times for {self.answers} answers; {self.verified} doubts settled by a person",
+            f"{self.refused} runs taken from stopped workers; {self.given_up} runs given up and taken up again",
+            f"{len(self.duplicated)} duplicated effects, {len(self.lost)} lost runs, {len(self.stuck)} stuck runs",
+            *self.problems,
+        ]
+
+
+class Soak:
+    def __init__(self, folder: Path, *, kills: int, stops: int, runs: int, workers: int, seed: int, windows: int) -> None:
+        self.world = World(folder).make()
+        self.app = soak_agent.make(self.world)
+        self.kills, self.stops, self.runs, self.rng = kills, stops, runs, random.Random(seed)  # noqa: S311 - a schedule, no secret
+        self.report = Report(seed, windows)
+        self.workers: list[subprocess.Popen[bytes]] = []
+        self.stopped: dict[int, float] = {}  # index of a worker -> when it goes on
+        self.poisoned: set[str] = set()
+        self.ids: list[str] = []
+        self.over = threading.Event()
+        self.n = workers
+        settings = {"world": str(folder), "seed": seed, "slow": SLOW_MS}
+        self.env = {**os.environ, VARIABLE: json.dumps(settings)}
+
+    def __call__(self) -> Report:
+        began = monotonic()
+        self.app.unfinished_runs()  # makes the file
+        people = threading.Thread(target=self._people, name="people", daemon=True)
+        people.start()
+        try:
+            self.workers = [self._worker() for _ in range(self.n)]
+            self._start_runs()
+            self._strike()
+            self._settle()
+        finally:
+            self.over.set()
+            people.join(timeout=10)
+            self._end_workers()
+        self._audit()
+        self.app.close()
+        self.report.seconds = monotonic() - began
+        return self.report
+
+    # ---- faults -----------------------------------------------------------------------------------------------------------------
+
+    def _worker(self) -> subprocess.Popen[bytes]:
+        log = (self.world.folder / "logs" / f"{self.report.kills}-{len(self.ids)}-{self.rng.random()}").open("wb")
+        command = [
+            sys.executable,
+            "-m",
+            "outlast",
+            "worker",
+            "--app",
+            "outlast.testing.soak_agent:app",
+            "--concurrency",
+            "4",
+            "--grace",
+            "5s",
+        ]
+        with log:
+            return subprocess.Popen(command, env=self.env, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+    def _strike(self) -> None:
+        """Until all kills and stops are done; half of the kills wait for the window that was hit least."""
+        pause = threading.Event()
+        while self.report.kills < self.kills or self.report.stops < self.stops:
+            self._go_on()
+            self._start_runs()
+            free = [i for i in range(self.n) if i not in self.stopped and self._began(i)]
+            if not free:
+                pause.wait(0.02)
+                continue
+            stops_left, kills_left = self.stops - self.report.stops, self.kills - self.report.kills
+            if stops_left > 0 and (kills_left <= 0 or self.rng.random() < stops_left / (stops_left + kills_left)):
+                self._stop(free)
+            elif kills_left > 0:
+                self._kill(free)
+            pause.wait(self.rng.uniform(0, 0.06))
+
+    def _began(self, i: int) -> bool:
+        return (self.world.folder / "inside" / str(self.workers[i].pid)).exists()
+
+    def _kill(self, free: Sequence[int]) -> None:
+        victim = self.rng.choice(free)
+        if self.rng.random() < 0.6:
+            least = min(WINDOWS, key=lambda w: (self.report.hits[w], w))
+            victim = self._aim({least}, free) or victim
+        worker = self.workers[victim]
+        worker.kill()
+        worker.wait()
+        self.report.kills += 1
+        self.report.hits.update(inside(self.world.folder / "inside", worker.pid))
+        self.workers[victim] = self._worker()
+
+    def _aim(self, windows: set[str], free: Sequence[int]) -> int | None:
+        """A worker that is inside one of these windows at this moment."""
+        until, pause = monotonic() + AIM_S, threading.Event()
+        while monotonic() < until:
+            for i in free:
+                if inside(self.world.folder / "inside", self.workers[i].pid) & windows:
+                    return i
+            pause.wait(0.0005)
+            self._go_on()
+        return None
+
+    def _stop(self, free: Sequence[int]) -> None:
+        """SIGSTOP past its lease; not inside a commit, where it would only hold everybody up."""
+        victim = self._aim({"model", "effect"}, free)
+        if victim is None or len(self.stopped) >= self.n - 1:
+            return
+        self.workers[victim].send_signal(signal.SIGSTOP)
+        self.report.stops += 1
+        self.stopped[victim] = monotonic() + LEASE.total_seconds() * self.rng.uniform(1.5, 3.0)
+
+    def _go_on(self) -> None:
+        for victim, at in list(self.stopped.items()):
+            if monotonic() >= at:
+                self.workers[victim].send_signal(signal.SIGCONT)
+                del self.stopped[victim]
+
+    def _settle(self) -> None:
+        """No more faults: everything must come to its end."""
+        until, pause = monotonic() + SETTLE_S, threading.Event()
+        while monotonic() < until:
+            self._go_on()
+            for i, worker in enumerate(self.workers):
+                if (code := worker.poll()) is not None:
+                    self.report.other.append(f"a worker ended by itself with {code}")
+                    self.workers[i] = self._worker()
+            if not self.stopped and not self.app.unfinished_runs() and not self._given_up():
+                return
+            pause.wait(0.1)
+
+    def _end_workers(self) -> None:
+        for worker in self.workers:
+            worker.send_signal(signal.SIGCONT)
+            worker.terminate()
+        for worker in self.workers:
+            try:
+                if code := worker.wait(timeout=20):
+                    self.report.other.append(f"a worker ended with {code} after SIGTERM")
+            except subprocess.TimeoutExpired:
+                worker.kill()
+                worker.wait()
+                self.report.other.append("a worker did not end within 20 s of SIGTERM")
+        for file in (self.world.folder / "inside").iterdir():  # runs that were driven alone by children of killed workers
+            if _is_alone(int(file.name)):
+                with suppress(ProcessLookupError):
+                    os.kill(int(file.name), signal.SIGKILL)
+
+    # ---- people -----------------------------------------------------------------------------------------------------------------
+
+    def _start_runs(self) -> None:
+        """Enough to do at any moment, and `runs` in all."""
+        while len(self.ids) < self.runs or (self.report.kills < self.kills and len(self.app.unfinished_runs()) < 4 * self.n):
+            if len(self.ids) >= self.runs or len(self.app.unfinished_runs()) < 8 * self.n:
+                run_id = f"soak-{len(self.ids):05}"
+                self.app.start("soaked", f"{self.report.seed}-{run_id}", run_id=run_id)
+                self.ids.append(run_id)
+            else:
+                return
+
+    def _people(self) -> None:
+        """Approve, reject, look into the world before saying whether something happened, take up again what was given up."""
+        while not self.over.wait(0.03):
+            try:
+                for gate in self.app.inbox(limit=200):
+                    with suppress(Refused):  # decided by a clock, cancelled, or an earlier attempt may still act: asked again next time
+                        self._decide(gate)
+                for run_id in self._given_up():
+                    self.poisoned.add(run_id)
+                    self.report.given_up += 1
+                    self.app.retry(run_id, by="operator")
+            except OutlastError as e:
+                self.report.other.append(f"people: {type(e).__name__}: {e}")
+
+    def _decide(self, gate: Any) -> None:
+        if gate.kind == "approval":
+            approved = not rejects(gate.run_id, gate.call_id)
+            self.app.decide(gate.run_id, gate.gate_id, approved=approved, decided_by="ada", note=None if approved else REJECTED)
+        elif gate.kind == "verification":
+            key = f"{gate.run_id}:{gate.call_id}"
+            happened = self.world.received(key) if gate.tool in DEDUPED else self.world.acted(key)
+            outcome: Any = "happened" if happened else "run_again"
+            self.app.verify(
+                gate.run_id, gate.gate_id, outcome=outcome, result={"done": gate.args["text"]} if happened else None, decided_by="ada"
+            )
+            self.report.verified += 1
+
+    def _given_up(self) -> list[str]:
+        return [h.run_id for h in self.app.runs(status="failed", limit=1000) if (h.reason or "").startswith("worker died")]
+
+    # ---- the books and the world ----------------------------------------------------------------------------------------------
+
+    def _audit(self) -> None:
+        report = self.report
+        report.runs = len(self.ids)
+        acts, expected_acts = Counter(self.world.notes("acts")), set[str]()
+        attempts = Counter(self.world.notes("attempts"))
+        report.attempts, report.asked = attempts.total(), len(self.world.notes("asked"))
+        report.duplicated += [f"{key} happened {n} times" for key, n in sorted(acts.items()) if n > 1]
+        for run_id in self.ids:
+            try:
+                run = self.app.get(run_id)
+            except OutlastError as e:
+                report.lost.append(f"{run_id}: {e}")
+                continue
+            report.answers += run.model_calls
+            if not run.finished:
+                report.stuck.append(f"{run_id}: {run.status}, {run.reason}")
+                continue
+            if run.status != "done":
+                report.lost.append(f"{run_id}: {run.status}, {run.reason}")
+                continue
+            report.lost += [f"{run_id}: {what}" for what in self._differences(run)]
+            keys = {f"{run_id}:{call['id']}" for turn in plan(first_text(run.messages)) for call in turn}
+            expected_acts |= keys
+        report.other += (
+            [f"{key} is a key of no call" for key in sorted((acts.keys() | attempts.keys()) - expected_acts)] if not report.stuck else []
+        )
+        report.effects = acts.total() + len(list((self.world.folder / "received").iterdir()))
+        report.other += [f"store check: {where}: {what}" for where, what, _ in self.app.store_check()]
+        for log in (self.world.folder / "logs").iterdir():
+            text = log.read_text(errors="replace")
+            report.refused += text.count("; stopped")
+            at = min((text.find(word) for word in ("Traceback", "a bug of ours") if word in text), default=None)
+            report.other += [f"a worker's log: {text[max(at - 300, 0) : at + 3000]}"] if at is not None else []
+
+    def _differences(self, run: Any) -> list[str]:
+        """Its history against its plan, and its effects against the world."""
+        wrong: list[str] = []
+        turns = plan(first_text(run.messages))
+        self.report.calls += sum(map(len, turns))
+        asked = [x["content"] for x in run.messages if x["role"] == "assistant"]
+        if asked != [*[list(turn) for turn in turns], [{"type": "text", "text": "Done."}]]:
+            wrong.append("its answers are not its plan's")
+        results = [b for x in run.messages[1:] if x["role"] == "user" for b in x["content"] if b["type"] == "tool_result"]
+        if [b["tool_use_id"] for b in results] != [call["id"] for turn in turns for call in turn]:
+            wrong.append("its results are not those of its calls")
+        for call, answer in zip((call for turn in turns for call in turn), results, strict=False):
+            wrong += self._call_differences(run.run_id, call, answer)
+        return wrong
+
+    def _call_differences(self, run_id: str, call: Any, answer: Any) -> list[str]:
+        key, name = f"{run_id}:{call['id']}", call["name"]
+        rejected = name in GATED and rejects(run_id, call["id"])
+        happened = self.world.received(key) if name in DEDUPED else name == "look" or self.world.acted(key)
+        failed = bool(answer.get("is_error"))
+        if rejected and happened and name != "look":
+            return [f"{call['id']} ({name}) was rejected, and it happened"]
+        if run_id in self.poisoned and failed:
+            return []  # a person took the run up again: what was open then is answered "not run" or "outcome unknown"
+        if failed != rejected:
+            return [f"{call['id']} ({name}) {'failed' if failed else 'went through'}: {answer.get('content')}"]
+        return [] if happened or rejected else [f"{call['id']} ({name}) is told as done, and it never happened"]
+
+
+def rejects(run_id: str, call_id: str | None) -> bool:
+    return random.Random(f"{run_id}:{call_id}").random() < 0.2  # noqa: S311 - a person's mood
+
+
+def _is_alone(pid: int) -> bool:
+    try:
+        return b"outlast.alone" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m outlast.testing.soak", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--kills", type=int, default=200, help="SIGKILLs of workers; default 200")
+    parser.add_argument("--stops", type=int, help="SIGSTOPs past the lease; default a tenth of the kills")
+    parser.add_argument("--runs", type=int, default=100, help="at least so many runs; default 100")
+    parser.add_argument("--workers", type=int, default=3, help="worker processes; default 3")
+    parser.add_argument("--windows", type=int, help="kills wanted inside each window; default a tenth of the kills, at most 100")
+    parser.add_argument("--seed", type=int, default=None, help="of the schedule; default: random, and printed")
+    args = parser.parse_args(argv)
+    seed = args.seed if args.seed is not None else random.SystemRandom().randrange(2**31)
+    stops, windows = (
+        args.stops if args.stops is not None else args.kills // 10,
+        args.windows if args.windows is not None else min(args.kills // 10, 100),
+    )
+    with tempfile.TemporaryDirectory(prefix="outlast-soak-") as folder:
+        soak = Soak(Path(folder), kills=args.kills, stops=stops, runs=args.runs, workers=args.workers, seed=seed, windows=windows)
+        report = soak()
+    sys.stdout.write("\n".join(report.lines()) + "\n")
+    return 1 if report.problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,67 @@
+"""A short slice of the soak: real workers, real SIGKILLs and SIGSTOPs in windows held open, and the books against the world."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from outlast.testing import soak, soak_agent
+from outlast.testing.soak import Soak
+from outlast.testing.soak_agent import WINDOWS, Windows, World, inside
+
+SEED = 20261129
+
+
+@pytest.fixture
+def quick_to_give_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(soak, "SETTLE_S", 40.0)
+
+
+def test_killed_and_stopped_workers_do_nothing_twice_and_lose_nothing(tmp_path: Path, quick_to_give_up: None) -> None:
+    report = Soak(tmp_path, kills=12, stops=2, runs=12, workers=3, seed=SEED, windows=1)()
+    print("\n".join(report.lines()))
+    assert report.problems == []
+    assert report.kills == 12
+    assert report.stops == 2
+    assert report.effects > 0
+
+
+def test_a_death_inside_a_window_is_told(tmp_path: Path) -> None:
+    """What the victim was doing stands in a file when it is gone."""
+    program = (
+        "import os, signal, sys, threading; from pathlib import Path; from outlast.testing.soak_agent import Windows\n"
+        "windows = Windows(Path(sys.argv[1]), {'tool.after': 60000.0}, 1)\n"
+        "threading.Thread(target=windows, args=('tool.after:pay',), daemon=True).start()\n"
+        "while not windows._shared[:].strip(bytes(1)): threading.Event().wait(0.001)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    child = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)])
+    assert child.wait(timeout=30) == -9
+    assert inside(tmp_path, child.pid) == {"effect"}
+
+
+def test_a_window_that_was_passed_is_not_counted(tmp_path: Path) -> None:
+    windows = Windows(tmp_path, {"model.after": 1.0}, 1)
+    for point in ("model.before", "model.after", "claim.after"):
+        windows(point)
+    assert inside(tmp_path, os.getpid()) == set()
+    assert set(soak_agent.OF_POINT.values()) == set(WINDOWS)
+
+
+def test_the_audit_is_red_for_an_effect_that_happened_twice(tmp_path: Path) -> None:
+    """Broken on purpose: the world is told of a call twice, of one never, and a run does not end."""
+    soaked = Soak(tmp_path, kills=0, stops=0, runs=0, workers=0, seed=SEED, windows=0)
+    world = World(tmp_path)
+    soaked.app.start("soaked", "twice", run_id="soak-00000")
+    soaked.ids.append("soak-00000")
+    world.act("soak-00000:toolu_0_0")
+    world.act("soak-00000:toolu_0_0")
+    soaked._audit()
+    soaked.app.close()
+    assert soaked.report.duplicated == ["soak-00000:toolu_0_0 happened 2 times"]
+    assert [line.split(":")[0] for line in soaked.report.stuck] == ["soak-00000"]
+    assert len(soaked.report.problems) == 2
