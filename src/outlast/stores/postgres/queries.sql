@@ -87,10 +87,10 @@ WITH dead AS MATERIALIZED (
 UPDATE outlast.run r SET lease_until = 0 FROM dead d WHERE r.run_no = d.run_no
 RETURNING 1
 
--- renew --
+-- renew --  by the nonce: it stays when a holder reclaims its own lease (fence + 1) in another thread, and nobody else knows it
 WITH {times}, ours AS MATERIALIZED (
-    SELECT r.run_no FROM unnest(%(numbers)s::bigint[], %(fences)s::bigint[], %(nonces)s::text[]) l(run_no, fence, nonce)
-      JOIN outlast.run r ON r.run_no = l.run_no AND r.fence = l.fence AND r.nonce = l.nonce AND r.lease_owner IS NOT NULL
+    SELECT r.run_no FROM unnest(%(numbers)s::bigint[], %(nonces)s::text[]) l(run_no, nonce)
+      JOIN outlast.run r ON r.run_no = l.run_no AND r.nonce = l.nonce AND r.lease_owner IS NOT NULL
      ORDER BY r.run_id FOR UPDATE OF r
 )
 UPDATE outlast.run r SET lease_until = greatest(r.lease_until, (SELECT lease_now FROM times) + %(lease_ms)s)

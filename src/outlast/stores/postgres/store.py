@@ -261,9 +261,7 @@ class PostgresStore:
         if not leases:
             return []
         numbers = [lease.run_no for lease in leases]
-        values = {
-            **self._times(self._leased(lease_s)), "numbers": numbers, "fences": [lease.fence for lease in leases],
-            "nonces": [lease.nonce for lease in leases]}  # fmt: skip
+        values = {**self._times(self._leased(lease_s)), "numbers": numbers, "nonces": [lease.nonce for lease in leases]}
         renewed, lengths = self._write(lambda tx: tx.commit(("renew", values), ("lengths", {"numbers": numbers})))
         held, there = {n for (n,) in renewed}, {row[0]: row[1:] for row in lengths}
         return [Renewed(lease.run_id, lease.run_no in held, *there.get(lease.run_no, (0, 0))) for lease in leases]
@@ -276,7 +274,7 @@ class PostgresStore:
 
         def found(lease: Lease) -> Renewed:
             fence, entries, nonce, holder = there.get(lease.run_no, (0, 0, None, None))
-            return Renewed(lease.run_id, (fence, nonce) == (lease.fence, lease.nonce) and holder is not None, fence, entries)
+            return Renewed(lease.run_id, nonce == lease.nonce and holder is not None, fence, entries)
 
         return [found(lease) for lease in leases]
 

@@ -346,7 +346,7 @@ WITH call AS (
            EXISTS (SELECT FROM outlast.gate g WHERE g.run_no = c.run_no AND g.call_id = c.call_id AND g.kind IN ('event', 'run')) AS sleeps
       FROM call c JOIN outlast.run r ON r.run_no = c.run_no
 )
-SELECT s.run_id, s.seq, s.call_id, s.tool, s.args, b.body ->> 'effect' AS effect,
+SELECT s.run_id, s.seq, s.call_id, s.tool, s.args, coalesce(b.body ->> 'effect', f.body ->> 'effect') AS effect,
        CASE WHEN f.entry_no IS NOT NULL THEN
                  CASE coalesce(f.body ->> 'how', 'result') WHEN 'refused' THEN 'refused' WHEN 'cancelled' THEN 'refused'
                                                            WHEN 'unknown' THEN 'unknown' ELSE 'done' END
