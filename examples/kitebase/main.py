@@ -20,7 +20,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
 from agent import POSTGRES_SCHEMA, SCRIPTS, choose_model, open_app, store_url
 from helpdesk import HelpDesk
@@ -91,7 +91,7 @@ def play(args: argparse.Namespace) -> int:
         print(f"error: {e}\nhint: name another folder with --keep, or move those files away", file=sys.stderr)
         return 2
     if store_url(args.keep).startswith("postgres"):
-        empty_postgres_schema(os.environ["OUTLAST_STORE"])
+        empty_postgres_schema(store_url(args.keep))
 
     say("== Process 1: start the run ==")
     spawn(1, args)
@@ -163,14 +163,24 @@ def empty(folder: Path) -> None:
 
 
 def empty_postgres_schema(url: str) -> None:
-    """Drop the demo's own schema in this database. No other schema is touched, whatever the URL says."""
+    """Drop the demo's own schema in this database and make it anew. No other schema is touched, whatever OUTLAST_STORE says."""
     import psycopg  # only here: the demo on SQLite needs no driver
     from psycopg import sql
 
-    parts = urlsplit(url)
-    query = urlencode([(name, value) for name, value in parse_qsl(parts.query) if name != "schema"])  # ours, not the driver's
-    with psycopg.connect(urlunsplit(parts._replace(query=query))) as connection:
+    from outlast.settings import parse_store
+    from outlast.stores.postgres import PostgresStore
+
+    store = parse_store(url)
+    with psycopg.connect(without_our_options(store.url)) as connection:
         connection.execute(sql.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(sql.Identifier(POSTGRES_SCHEMA)))
+    PostgresStore(store.url, schema=store.schema, shown=store.shown).migrate()  # elsewhere: `outlast store migrate`, once
+
+
+def without_our_options(url: str) -> str:
+    """What the driver understands of a store's address."""
+    parts = urlsplit(url)
+    kept = [(name, value) for name, value in parse_qsl(parts.query) if name not in {"allow_async", "listen_url"}]
+    return urlunsplit(parts._replace(query=urlencode(kept, quote_via=quote)))
 
 
 # --- what is printed -------------------------------------------------------------------------------------------------------
