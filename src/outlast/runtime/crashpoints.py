@@ -21,6 +21,8 @@ POINTS: dict[str, str] = {
     "tool.after": "the tool acted and its result is not saved: the reason for effects",
     "check.before": "a check is about to look whether an earlier attempt happened",
     "check.after": "a check has looked and its word is not saved",
+    "notice.before": "a notice is taken and about to be sent: whoever is to be told must still be told",
+    "notice.after": "a notice was sent and that is not saved: it is sent again, under the same id",
     "release.after": "the run waits or is over, and the worker has not said so",
 }
 

@@ -26,6 +26,7 @@ from outlast.core import run as r
 from outlast.documents import Notice, gate_of
 from outlast.errors import StoreError, UsageError
 from outlast.runtime import perform, webhook
+from outlast.runtime.crashpoints import point
 from outlast.stores import base
 
 log = logging.getLogger("outlast")
@@ -281,9 +282,11 @@ class Teller:
     async def _send(self, due: base.DueNotice) -> bool:
         target = self.targets[due.target]
         notice = self._notice(due)
+        point("notice.before")
         ended = await perform.invoke(
             lambda: target.send(notice), _NO_CONTEXT, {}, context_name=None, timeout=SEND_LIMIT, late=lambda ended: None
         )
+        point("notice.after")
         extra = {"run_id": due.head.run_id}
         try:
             if ended.raised is None:

@@ -33,7 +33,10 @@ def migrate(connections: Connections) -> tuple[int, int]:
     wire = connections.connect(time.monotonic() + LIMIT_S, migrating=True)
     try:
         with wire.transaction():
-            return _migrate(connections, wire)
+            versions = _migrate(connections, wire)
+            connections.point("commit.before")
+        connections.point("commit.after")
+        return versions
     finally:
         wire.cut()
 
