@@ -3,24 +3,35 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from decimal import Decimal
 from functools import cached_property
+from importlib import metadata
 from typing import Any, Generic, Literal, TypeGuard
 
 from pydantic import TypeAdapter, ValidationError
 
 from outlast.core import codec
 from outlast.core import messages as m
+from outlast.core.run import Run
 from outlast.core.step import LimitPolicy, Policy
 from outlast.documents import Out, RunHead
 from outlast.errors import UsageError
 from outlast.gates import Approval, check_duration
 from outlast.models.base import Model
+from outlast.prices import CHARS_PER_TOKEN, DEFAULT_MAX_TOKENS, Prices, estimate, name_of
 from outlast.tools import Retry, Tool, ToolSource
+
+
+@functools.cache
+def library() -> str:
+    """The version of this library: stored with every run."""
+    return metadata.version("outlast")
+
 
 NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
 
@@ -72,7 +83,7 @@ class Limits:
         self.then, self.to = then, to
 
     def policy(self) -> LimitPolicy:
-        return LimitPolicy(self.model_calls, self.tokens, self.wall, self.then, self.to)
+        return LimitPolicy(self.model_calls, self.tokens, self.wall, self.then, self.to, self.cost_usd, self.repeats)
 
     def to_dict(self) -> dict[str, Any]:
         return {k: str(v) if v is not None else None for k, v in sorted(vars(self).items())}
@@ -188,13 +199,24 @@ class Agent(Generic[Out]):
     def _by_name(self) -> dict[str, Tool[..., Any]]:
         return {n: t for t in self.tools for n in (t.name, *t.aliases)}
 
-    def policy(self, head: Callable[[], RunHead], *, guarded: bool = False) -> Policy:
-        """The agent as plain data and pure functions, for the core."""
+    def policy(self, head: Callable[[], RunHead], *, guarded: bool = False, prices: Prices = {}) -> Policy:
+        """The agent as plain data and pure functions, for the core. `prices`: what `Outlast(prices=)` says."""
+        model, settings = name_of(self.model), self.model_settings
+
+        def next_cost(run: Run) -> Decimal | None:
+            new = sum(len(str(x.get("content"))) for x in (run.messages if not run.context_tokens else run.messages[-1:]))
+            top = settings.get("max_tokens")
+            most = top if isinstance(top, int) and top > 0 else DEFAULT_MAX_TOKENS
+            return estimate(model, new + run.context_tokens * CHARS_PER_TOKEN, most, prices)
+
         tools = {t.name: t.policy(head) for t in self.tools}
         for tool in self.tools:
             for alias in tool.aliases:
-                tools[alias] = dataclasses.replace(tools[tool.name], name=alias)
-        return Policy(tools, self.limits.policy(), self.parallel_calls, self.output_problem, guarded)
+                upgrade = functools.partial(tool.upgraded, alias) if tool.upgrade is not None else None
+                tools[alias] = dataclasses.replace(tools[tool.name], name=alias, tool=tool.name, upgrade=upgrade)
+        return Policy(
+            tools, self.limits.policy(), self.parallel_calls, self.output_problem, guarded, version=self.version, code=self.code, library=library(),
+            on_change=self.on_change, next_cost=next_cost)  # fmt: skip
 
     def output_problem(self, message: m.Message) -> str | None:
         """What the model is told where its last answer is not of the output's type."""
@@ -227,14 +249,19 @@ class Agent(Generic[Out]):
             raise UsageError(f"instructions of agent {self.name} must give a text, not {type(text).__name__}")
         return text
 
+    @cached_property
     def code(self) -> str:
         """A digest of what the code says: instructions, tools, model, limits. Never of source text."""
         return codec.digest({
             "instructions": self.instructions if isinstance(self.instructions, str) else f"function {getattr(self.instructions, '__qualname__', '')}",
             "tools": [t.schema for t in self.tools],
-            "model": self.model if isinstance(self.model, str) else getattr(self.model, "name", type(self.model).__name__),
+            "model": self.model if isinstance(self.model, str) else _name_of(self.model),
             "limits": self.limits.to_dict(),
         })  # fmt: skip
+
+
+def _name_of(model: Model) -> str:
+    return str(getattr(model, "name", None) or getattr(model, "__qualname__", None) or type(model).__name__)
 
 
 def _bare(text: str) -> str:

@@ -23,16 +23,18 @@ from decimal import Decimal
 from typing import Any, Literal, Self, TypeVar, cast
 
 from outlast import alone, settings
-from outlast.agent import Agent
+from outlast.agent import Agent, library
 from outlast.core import codec
 from outlast.core import messages as m
 from outlast.core import run as r
 from outlast.core.gate import GateRow
+from outlast.core.step import may_go_on
 from outlast.documents import Checkpoint, Event, Gate, Message, Notice, Out, Run, RunHead, Status, Stuck, Tags, gate_of, head_fields
 from outlast.errors import InvariantViolated, LeaseLost, NotAllowed, OutlastError, RunBusy, RunExists, RunNotFound, UsageError
 from outlast.gates import check_duration, check_instant
 from outlast.models import resolve
 from outlast.openrun import OpenRun
+from outlast.prices import checked as checked_prices
 from outlast.reader import Reader
 from outlast.runtime import crashpoints, notices, outside, sweeper
 from outlast.runtime.clock import ManualClock
@@ -108,7 +110,7 @@ class Outlast:
         self._given = store
         self._agents = _all_agents(agents)
         self._deps, self._lifespan, self._entered = deps, lifespan, _NOTHING
-        self._notify, self._may_decide, self._prices, self._engine = tuple(notify), may_decide, prices, engine
+        self._notify, self._may_decide, self._prices, self._engine = tuple(notify), may_decide, checked_prices(prices), engine
         self._told = notices.targets(notify, _notice_settings)
         self._tellers: list[notices.Teller] = []
         self._listeners: list[Callable[[Event], None]] = [on_event] if on_event else []
@@ -356,7 +358,7 @@ class Outlast:
         """
         hand = Agent(agent, model=_by_hand, tools=tools)
         if input is not None:
-            new = self._new_run(agent, input, run_id, tags, None)
+            new = self._new_run(agent, input, run_id, tags, None, by_hand=hand)
             head, lease, created = self._store.start(replace(new, driver=SCRIPT), owner=owner.me(), lease_s=self._lease_s)
             if not created:
                 self._same(head, new)
@@ -616,6 +618,7 @@ class Outlast:
         return Drive(
             self._store, lease, agent, resolve(agent.model), writer=self._equip, deps=deps, listen=self._emit, keeper=self._keeper,
             threads=self._open()[3], patience=timedelta(seconds=patience_s), lease_s=self._lease_s, guarded=self._may_decide is not None,
+            prices=self._prices,
             sleeps=self._clock is None)  # fmt: skip
 
     def _equip(self, writer: Writer) -> None:
@@ -632,7 +635,7 @@ class Outlast:
         for entry in entries:
             if isinstance(entry, r.GateOpened) and entry.kind == "run" and entry.args:
                 agent = self._agents.get(str(entry.args["agent"])) or str(entry.args["agent"])
-                new = self._new_run(agent, str(entry.args["task"]), None, run.tags, run.started_by, child_id=str(entry.args["run_id"]))
+                new = self._new_run(agent, str(entry.args["task"]), None, run.tags, run.started_by, child_id=str(entry.args["run_id"]), asks=run.asks)
                 out.append(replace(new, parent_run_id=run.id, parent_call_id=entry.call_id,
                                    entries=[replace(e, parent_run_id=run.id, parent_call_id=entry.call_id) if isinstance(e, r.RunStarted) else e
                                             for e in new.entries]))  # fmt: skip
@@ -646,7 +649,8 @@ class Outlast:
         agent = self._agents.get(run.agent)
         last = next((x for x in reversed(list(run.messages)) if x["role"] == "assistant"), None)
         output = codec.clean(agent.output_of(last)) if agent and step.status == "done" else None
-        ended = r.ChildFinished(run.parent_call_id, step.status, output, step.reason, run.input_tokens, run.output_tokens)
+        ended = r.ChildFinished(run.parent_call_id, step.status, output, step.reason, run.input_tokens, run.output_tokens,
+                                f"{run.cost_usd:f}" if run.cost_usd is not None else None)  # fmt: skip
         return base.ParentEntry(run.parent_run_id, outside.child_ended(ended))
 
     def _alone(self) -> Callable[[base.Lease], Awaitable[None]] | None:
@@ -735,10 +739,15 @@ class Outlast:
         if what == "tool":
             return agent.tool(rest) is not None
         if what == "schema":
-            name, _, digest = rest.partition(":")
+            name, _, digests = rest.partition(":")
             tool = agent.tool(name)
-            return tool is not None and tool.schema_digest != digest
-        return False
+            return tool is not None and tool.schema_digest not in digests.split(",")
+        if what == "code":
+            algorithm, code, version = rest.split(":", 2)
+            return may_go_on(agent.on_change, f"{algorithm}:{code}", version, agent.code, agent.version)
+        if what == "upgrade":
+            return agent.tool(rest) is not None
+        return what == "format" and rest.isdecimal() and int(rest) <= r.FORMAT
 
     def _mine(self, agent: Agent[Any]) -> None:
         if not isinstance(agent, Agent):
@@ -747,8 +756,9 @@ class Outlast:
             raise UsageError(f"the agent {agent.name!r} is not in Outlast(agents=[...])", hint=f"Outlast(..., agents=[{agent.name}])")
 
     def _new_run(
-        self, agent: Agent[Any] | str, input: Input, run_id: str | None, tags: Tags, by: str | None, *, child_id: str | None = None
-    ) -> base.NewRun:
+        self, agent: Agent[Any] | str, input: Input, run_id: str | None, tags: Tags, by: str | None, *, child_id: str | None = None,
+        asks: bool = False, by_hand: Agent[Any] | None = None,
+    ) -> base.NewRun:  # fmt: skip
         name = agent.name if isinstance(agent, Agent) else agent
         if isinstance(agent, Agent):
             self._mine(agent)
@@ -759,11 +769,13 @@ class Outlast:
         except m.BadMessage as e:
             raise UsageError(f"input: {e}", run_id=run_id) from None
         self._sized("input", messages)
-        known = self._agents.get(name)
-        version = known.version if known else ""
+        known = agent if isinstance(agent, Agent) else self._agents.get(name)
+        code_of = by_hand or known
+        version = code_of.version if code_of else ""
         now = self._store.now()
         meta = {"typed": True} if known is not None and known.output is not str else None
-        first = r.RunStarted(name, version, _tags(tags), by=_by(by), at=now, meta=meta)
+        code, library_version = (code_of.code, library()) if code_of else ("", "")
+        first = r.RunStarted(name, version, _tags(tags), code=code, library=library_version, asks=asks, by=_by(by), at=now, meta=meta)
         entries: list[r.Entry] = [first]
         for message in messages:
             imported = (
@@ -842,18 +854,7 @@ class Outlast:
         if entry.args is None:
             return entry
         if row.kind == "budget":
-            raise_to, used = entry.args.get("raise_to"), codec.decode(row.args)["used"]
-            if (
-                set(entry.args) - {"raise_to", "limit", "used"}
-                or isinstance(raise_to, bool)
-                or not isinstance(raise_to, int | float)
-                or raise_to <= used
-            ):
-                raise UsageError(
-                    f'args of a limit must be {{"raise_to": N}} with N above {used}, not {codec.encode(entry.args)}',
-                    run_id=tail.head.run_id,
-                )
-            return entry
+            return _raised(tail.head.run_id, codec.decode(row.args), entry)
         agent = self._agents.get(tail.head.agent)
         tool = agent.tool(row.tool or "") if agent else None
         if tool is None:
@@ -862,9 +863,20 @@ class Outlast:
         known = {*tool.input_schema.get("properties", {}), *codec.decode(row.args)}
         if unknown := [name for name in entry.args if name not in known]:  # a slip of the pen must not run with a default instead
             raise UsageError(f"args do not fit {row.tool}: there is no {', '.join(unknown)}", run_id=tail.head.run_id)
-        if why := tool.problem(entry.args):
+        asked = self._of_today(tool, row.tool or "", entry.args)
+        if why := tool.problem(asked):
             raise UsageError(f"args do not fit {row.tool}: {why}", run_id=tail.head.run_id)
         return entry
+
+    @staticmethod
+    def _of_today(tool: Tool[..., Any], name: str, args: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Edited arguments are those of the tool that was asked about; where that is an older name, newer code upgrades them before they run."""
+        if tool.upgrade is None or name == tool.name:
+            return args
+        try:
+            return tool.upgraded(name, args)
+        except Exception as e:  # noqa: BLE001 - a person's function: arguments that it cannot convert do not fit
+            raise UsageError(f"args do not fit {name}: they could not be upgraded for {tool.name}: {type(e).__name__}: {e}") from None
 
     def _outside(self, run_id: str, plan: base.Plan, *, entry_id: str | None = None) -> tuple[base.Head, Any, bool]:
         return self._store.outside(_ref(run_id), plan, entry_id=entry_id)
@@ -923,6 +935,18 @@ def open_store(given: str | os.PathLike[str] | None, *, clock: ManualClock | Non
 
 async def _by_hand(request: Any) -> Any:
     raise UsageError("this run is driven by hand: app.open(...)")
+
+
+def _raised(run_id: str, asked: Mapping[str, Any], entry: r.GateDecided) -> r.GateDecided:
+    """The new limit that a person gives, checked: a number above what is used; of money a decimal text (or a number, which becomes one)."""
+    given, used, args = (entry.args or {}).get("raise_to"), asked.get("used"), entry.args or {}
+    money = asked.get("limit") == "cost_usd"
+    amount = r.money(str(given)) if not isinstance(given, bool) and isinstance(given, int | float | str) else None
+    spent = r.money(str(used)) if used is not None else None
+    text = isinstance(given, str) and not money
+    if set(args) - {"raise_to", "limit", "used"} or amount is None or text or (spent is not None and amount <= spent):
+        raise UsageError(f'args of a limit must be {{"raise_to": N}} with N above {used}, not {codec.encode(args)}', run_id=run_id)
+    return replace(entry, args={**args, "raise_to": f"{amount:f}"}) if money else entry
 
 
 def _all_agents(agents: Sequence[Agent[Any]]) -> dict[str, Agent[Any]]:

@@ -6,6 +6,7 @@ what its outcome means is decided in `core`.
 
 from __future__ import annotations
 
+import copy
 import inspect
 import random
 import re
@@ -182,6 +183,10 @@ class Tool(Generic[P, R]):
         self.effect: str = effect
         self.gate, self.check, self.key, self.key_ttl, self.retry = gate, check, key, key_ttl, retry
         self.timeout = check_duration("timeout", timeout)
+        if isinstance(aliases, str) or not all(isinstance(a, str) and NAME.match(a) for a in aliases):
+            raise UsageError(f"@tool on {self.name}: aliases must be a list of names, not {aliases!r}", hint='aliases=["reply_to_customer"]')
+        if upgrade is not None and (not aliases or not callable(upgrade)):
+            raise UsageError(f"@tool on {self.name}: upgrade is a function of (old name, arguments) and goes with aliases=")
         self.aliases, self.upgrade, self.repeatable = tuple(aliases), upgrade, repeatable
         doc, per_argument = _docstring(inspect.getdoc(fn) or "")
         self.description = description if description is not None else doc
@@ -243,6 +248,14 @@ class Tool(Generic[P, R]):
             return f"{type(e).__name__}: {e}"
         return None
 
+    def upgraded(self, alias: str, args: Mapping[str, Any]) -> dict[str, Any]:
+        """Arguments that were saved for an older name, as this tool takes them. Raises whatever the user's function does."""
+        given = copy.deepcopy(dict(args))
+        value = self.upgrade(alias, given) if self.upgrade is not None else given
+        if not isinstance(value, dict):
+            raise UsageError(f"upgrade of the tool {self.name} must give an object, not {value!r:.80}")
+        return value
+
     def policy(self, head: Callable[[], RunHead]) -> ToolPolicy:
         """The tool as plain data and pure functions, for the core."""
         gate, key = self.gate, self.key
@@ -260,6 +273,7 @@ class Tool(Generic[P, R]):
         return ToolPolicy(
             name=self.name, effect=self.effect, problem=self.problem, gate=gate.policy() if gate else None, when=when if gate and gate.when else None,  # type: ignore[arg-type]  # checked in the constructor
             key=business_key if key else None, key_ttl=self.key_ttl, has_check=self.check is not None, schema_digest=self.schema_digest,
+            repeatable=self.repeatable,
             child=self.agent.name if self.agent is not None else None)  # fmt: skip
 
     agent: Any = None  # of a sub-agent's tool: the agent whose run answers it

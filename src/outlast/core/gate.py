@@ -158,7 +158,7 @@ def duration(value: timedelta, *, working: bool = False) -> str:
 def changed(call: Call) -> str:
     """What the model is told where a person changed the arguments, or ""."""
     decision = call.decision
-    if decision is None or decision.args is None or codec.canonical(decision.args) == codec.canonical(call.args):
+    if decision is None or decision.args is None or codec.canonical(decision.args) == codec.canonical(call.asked):
         return ""
     return f"A person ({decision.by}) changed the arguments before this ran. It ran with: {codec.encode(decision.args)}\n"
 

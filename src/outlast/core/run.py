@@ -8,7 +8,8 @@ Rules
 3. Facts (an answer, a result, a doubt) are kept whatever came in between; intents (`CallStarted`) and consequences (gates, refusals, the
    batch's user message, the end) are worked out anew on the journal as it is.
 4. `OUTSIDE` entries need no lease; each has an id of its own, unique in its run. After the end only those in `AFTER_END` are accepted.
-5. A change of the fields below is a change of the journal format: they are read for ever.
+5. A change of the fields below is a change of the journal format: they are read for ever. Code of a newer format says so by a
+   `VersionChanged` before it writes anything else into an older run; code of an older one leaves such a run alone (`NewerFormat`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal, InvalidOperation
 from typing import Any, Literal, Self, TypeVar
 
 from outlast.core import codec
@@ -31,6 +33,14 @@ EndStatus = Literal["done", "failed", "cancelled"]
 FORMAT = 1  # of the journal: grows with every change of an entry's fields; older ones are read for ever
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MS = timedelta(milliseconds=1)
+
+
+class NewerFormat(codec.Unstorable):
+    """The journal was written in a format that this version does not know; nothing is wrong with it. `format`: the one that is needed."""
+
+    def __init__(self, found: int) -> None:
+        super().__init__("$.format", f"the journal is of format {found}, this version of outlast reads up to {FORMAT}")
+        self.format = found
 
 
 def ms(at: datetime) -> int:
@@ -71,6 +81,11 @@ class RunStarted(Entry):
     parent_run_id: str | None = None
     parent_call_id: str | None = None
     format: int = FORMAT
+    code: str = ""  # a digest of what the agent's code said then; "": started by a process without it
+    library: str = ""
+    forked_from: str | None = None
+    forked_at: int = 0  # the checkpoint of that run that this one begins with
+    asks: bool = False  # every new call of a tool with an effect asks a person, whatever the code says
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +211,7 @@ class ModelCallLost(Entry):
 
     input_tokens: int = 0
     output_tokens: int = 0
+    cost_usd: str | None = None  # estimated; None: the model's price is unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,11 +224,24 @@ class WorkerDied(Entry):
 
 @dataclass(frozen=True, slots=True)
 class VersionChanged(Entry):
-    """Newer or older code goes on with this run."""
+    """Newer or older code goes on with this run, from the next checkpoint on."""
 
     agent_version: str
     code: str
     library: str = ""
+    format: int = FORMAT
+
+
+@dataclass(frozen=True, slots=True)
+class CallUpgraded(Entry):
+    """A call that older code left open, with its arguments as today's code takes them. `tool`: whose they are now.
+
+    An approval that was given, or asked for, with the arguments as they were no longer counts.
+    """
+
+    call_id: str
+    tool: str
+    args: Mapping[str, Any]
 
 
 # ---- entries without a lease ---------------------------------------------------------------------------------------------
@@ -286,7 +315,7 @@ KINDS: dict[str, type[Entry]] = {
     k.__name__: k
     for k in (
         RunStarted, MessageAdded, CallStarted, CallSkipped, CallFailed, CallDoubted, CallFinished, GateOpened, GateWaived, GateMoved, GateExpired,
-        RunEnded, ModelFailed, ModelCallLost, WorkerDied, VersionChanged,
+        RunEnded, ModelFailed, ModelCallLost, WorkerDied, VersionChanged, CallUpgraded,
         TextSent, GateDecided, DecisionRefused, EventReceived, ChildFinished, RetryAsked, RunCancelled, RunMoved, LateResult,
     )
 }  # fmt: skip
@@ -342,6 +371,8 @@ def _entry(kind: str, value: Any, meta: Any, by: str | None, entry_id: str | Non
                 raise codec.Unstorable(f"$.content: tool_use {n}", "a call needs an id, a name and an input object")
         return MessageAdded(value, by=by, entry_id=entry_id, meta=meta, at=at)
     given = {name: _read(value[name], hint, f"$.{name}") for name, hint, _ in _BODY[kind] if name in value}
+    if given.get("format", 0) > FORMAT:
+        raise NewerFormat(given["format"])
     try:
         return cls(**given, by=by, entry_id=entry_id, meta=meta, at=at)
     except TypeError as e:
@@ -538,10 +569,18 @@ class Call:
     effect: str | None = None  # as it was when the call first began
     key: str | None = None
     late: LateResult | None = None
+    upgraded: CallUpgraded | None = None
+    past_gates: int = 0  # so many of its gates asked for arguments that are no longer what would run
 
     def gate(self, kind: GateKind) -> Gate | None:
-        """The newest gate of that kind."""
-        return next((g for g in reversed(self.gates) if g.opened.kind == kind), None)
+        """The newest gate of that kind; of the approvals, of those that still count."""
+        gates = self.gates[self.past_gates :] if kind == "approval" else self.gates
+        return next((g for g in reversed(gates) if g.opened.kind == kind), None)
+
+    @property
+    def known_as(self) -> str:
+        """The name of the tool that its arguments are meant for."""
+        return self.upgraded.tool if self.upgraded else self.name
 
     @property
     def begun(self) -> bool:
@@ -556,7 +595,12 @@ class Call:
     def allowed(self) -> Mapping[str, Any]:
         """The arguments that run: the model's, or what a person made of them."""
         decision = self.decision
-        return decision.args if decision and decision.args is not None else self.args
+        return decision.args if decision and decision.args is not None else self.asked
+
+    @property
+    def asked(self) -> Mapping[str, Any]:
+        """The arguments that are asked about: the model's, or what newer code made of what was to run."""
+        return self.upgraded.args if self.upgraded else self.args
 
 
 @dataclass(frozen=True)
@@ -567,6 +611,9 @@ class Run:
     agent: str = ""
     agent_version: str = ""
     code: str = ""
+    library: str = ""
+    format: int = FORMAT
+    asks: bool = False
     tags: Mapping[str, str] = field(default_factory=dict)
     started: datetime | None = None
     started_by: str | None = None
@@ -588,6 +635,12 @@ class Run:
     cache_write_tokens: int = 0
     lost_calls: int = 0
     lost_tokens: int = 0
+    spent: Decimal = Decimal(0)  # USD, of answers and of runs below whose price is known
+    unpriced: int = 0  # answers (and runs below) whose price is unknown: the cost is then unknown, never 0
+    lost_usd: Decimal = Decimal(0)
+    context_tokens: int = 0  # of the last answer, input and output: what the next call begins with
+    batch: tuple[tuple[str, Any, Any], ...] = ()  # the last batch: (tool, arguments, result) of each call
+    repeats: int = 0  # how often in a row the same batch had the same results
     granted: Mapping[str, Any] = field(default_factory=dict)
     budget_gates: int = 0
     model_failures: int = 0
@@ -597,6 +650,11 @@ class Run:
     paused_in_a_row: int = 0
     container: str | None = None  # that the last answer ran in: the next request names it
     corrections: int = 0  # answers sent back because they were not of the output's type
+
+    @property
+    def cost_usd(self) -> Decimal | None:
+        """What its answers cost, runs below included; None: unknown, or nothing was answered yet."""
+        return self.spent if self.model_calls and not self.unpriced else None
 
     def call(self, call_id: str | None) -> Call | None:
         return next((c for c in self.calls if c.id == call_id), None)
@@ -629,8 +687,8 @@ def apply(run: Run, entry: Entry) -> Run:
             corrected = bool(entry.meta and entry.meta.get("correction"))
             return _with(
                 run, messages=run.messages.plus(message), seq=run.seq + 1, calls=(), queued=(), stop_reason=None,
-                corrections=run.corrections + 1 if corrected else 0 if run.queued else run.corrections)  # fmt: skip
-        case CallStarted() | CallSkipped() | CallFailed() | CallDoubted() | CallFinished() | LateResult():
+                corrections=run.corrections + 1 if corrected else 0 if run.queued else run.corrections, **_repeated(run, message))  # fmt: skip
+        case CallStarted() | CallSkipped() | CallFailed() | CallDoubted() | CallFinished() | LateResult() | CallUpgraded():
             call = run.call(entry.call_id)
             return _called(run, call, entry) if call else run
         case WorkerDied():
@@ -639,16 +697,19 @@ def apply(run: Run, entry: Entry) -> Run:
             return _gate(run, entry)
         case RunStarted():
             return _with(
-                run, agent=entry.agent, agent_version=entry.agent_version, tags=entry.tags, started=entry.at, started_by=entry.by,
+                run, agent=entry.agent, agent_version=entry.agent_version, code=entry.code, library=entry.library, format=entry.format,
+                asks=entry.asks, tags=entry.tags, started=entry.at, started_by=entry.by,
                 parent_run_id=entry.parent_run_id, parent_call_id=entry.parent_call_id)  # fmt: skip
         case TextSent():
             return _with(_revived(run) if run.ended else run, queued=(*run.queued, entry))
         case ModelFailed():
             return _with(run, model_failures=entry.attempt, retry_at=entry.retry_at, model_error=entry.why)
         case ModelCallLost():
-            return _with(run, lost_calls=run.lost_calls + 1, lost_tokens=run.lost_tokens + entry.input_tokens + entry.output_tokens)
+            lost = money(entry.cost_usd) or Decimal(0)
+            tokens = run.lost_tokens + entry.input_tokens + entry.output_tokens
+            return _with(run, lost_calls=run.lost_calls + 1, lost_tokens=tokens, lost_usd=run.lost_usd + lost)
         case VersionChanged():
-            return _with(run, agent_version=entry.agent_version, code=entry.code)
+            return _with(run, agent_version=entry.agent_version, code=entry.code, library=entry.library, format=entry.format)
         case RetryAsked():
             return _revived(run)
         case RunEnded():
@@ -661,8 +722,10 @@ def apply(run: Run, entry: Entry) -> Run:
             return run
 
 
-def _called(run: Run, call: Call, entry: CallStarted | CallSkipped | CallFailed | CallDoubted | CallFinished | LateResult) -> Run:
+def _called(run: Run, call: Call, entry: CallStarted | CallSkipped | CallFailed | CallDoubted | CallFinished | LateResult | CallUpgraded) -> Run:
     match entry:
+        case CallUpgraded():
+            return run.with_call(call.id, upgraded=entry, past_gates=len(call.gates), gates=_closed(call.gates, "approval"), waived=False)
         case CallStarted():
             return run.with_call(
                 call.id, started=entry, attempts=entry.attempt, may_act_until=entry.may_act_until, doubt=None, checked=False, retry_at=None,
@@ -691,7 +754,7 @@ def _revived(run: Run) -> Run:
 
 def _answered(run: Run, entry: MessageAdded) -> Run:
     meta = entry.meta or {}
-    usage = meta.get("usage")
+    usage = meta.get("usage") if not meta.get("imported") else None  # of a history that was given: paid for elsewhere
     calls = tuple(Call(b["id"], b["name"], b.get("input") or {}) for b in m.tool_uses(entry.message))
     reason = meta.get("stop_reason")
     if not isinstance(reason, str | None):
@@ -707,6 +770,8 @@ def _answered(run: Run, entry: MessageAdded) -> Run:
         output_tokens=run.output_tokens + _count(usage, "output_tokens"),
         cache_read_tokens=run.cache_read_tokens + _count(usage, "cache_read_input_tokens"),
         cache_write_tokens=run.cache_write_tokens + _count(usage, "cache_creation_input_tokens"),
+        **_paid(run, meta.get("cost_usd"), counts=not meta.get("imported")),
+        context_tokens=sum(_count(usage, n) for n in _CONTEXT),
         container=(meta.get("container") or {}).get("id") or run.container if isinstance(meta.get("container"), Mapping) else run.container,
         model_failures=0,
         retry_at=None,
@@ -714,6 +779,32 @@ def _answered(run: Run, entry: MessageAdded) -> Run:
         cut_in_a_row=run.cut_in_a_row + 1 if reason == m.CUT and calls else 0,
         paused_in_a_row=run.paused_in_a_row + 1 if reason in m.GOES_ON else 0,
     )
+
+
+_CONTEXT = ("input_tokens", "output_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
+
+
+def money(value: Any) -> Decimal | None:
+    """An amount as it is stored: a decimal string. Anything else is unknown."""
+    try:
+        amount = Decimal(value) if isinstance(value, str) else None
+    except InvalidOperation:
+        return None
+    return amount if amount is not None and amount.is_finite() else None
+
+
+def _paid(run: Run, cost_usd: Any, *, counts: bool) -> dict[str, Any]:
+    amount = money(cost_usd)
+    return {"spent": run.spent + (amount or 0), "unpriced": run.unpriced + (counts and amount is None)}
+
+
+def _repeated(run: Run, message: m.Message) -> dict[str, Any]:
+    """Was this batch the same as the one before, results and all?"""
+    if not run.calls:
+        return {"batch": (), "repeats": 0}
+    results = {b.get("tool_use_id"): b.get("content") for b in m.blocks(message) if b.get("type") == "tool_result"}
+    batch = tuple((c.name, c.args, results.get(c.id)) for c in run.calls)
+    return {"batch": batch, "repeats": run.repeats + 1 if batch == run.batch else 1}
 
 
 def _count(usage: Any, name: str) -> int:
@@ -750,7 +841,9 @@ def _gate(run: Run, entry: Entry) -> Run:
                 return _with(run, events=(*run.events, entry))
             return _change(run, gate.opened.gate_id, outcome="arrived", closed=entry)
         case ChildFinished(call_id):
-            spent = _with(run, input_tokens=run.input_tokens + entry.input_tokens, output_tokens=run.output_tokens + entry.output_tokens)
+            spent = _with(
+                run, input_tokens=run.input_tokens + entry.input_tokens, output_tokens=run.output_tokens + entry.output_tokens,
+                **_paid(run, entry.cost_usd, counts=True))  # fmt: skip
             return _change(spent, f"run:{call_id}", outcome="arrived", closed=entry)
     return run
 
@@ -775,5 +868,5 @@ def _change(run: Run, gate_id: str, **changes: Any) -> Run:
     return _with(run, gates=change(run.gates), calls=tuple(_with(c, gates=change(c.gates)) if c.gates else c for c in run.calls))
 
 
-def _closed(gates: tuple[Gate, ...]) -> tuple[Gate, ...]:
-    return tuple(_with(g, outcome="cancelled") if g.outcome is None else g for g in gates)
+def _closed(gates: tuple[Gate, ...], kind: str | None = None) -> tuple[Gate, ...]:
+    return tuple(_with(g, outcome="cancelled") if g.outcome is None and kind in (None, g.opened.kind) else g for g in gates)

@@ -6,10 +6,11 @@ Rules, each closing a schedule that broke a simpler wording
 1.  Everything that needs no I/O first (`Settle`), then every call that may run, then the earliest wait.
 2.  A batch is answered by one user message whose results come first, in the order of the calls.
 3.  What was gated once stays gated; what is begun and unanswered is in doubt, whatever the code says now.
-4.  Missing code is looked at last, just before running: a rejected gate or a doubt needs none.
+4.  Missing code is looked at last, just before running: a rejected gate or a doubt needs none. So is other code than ran it so far.
 5.  Only `tool_use` runs tools.
 6.  `Wait.until` is the least instant at which this function could say something new: it may be early, never late.
 7.  Nobody concludes "not done" while an earlier attempt may still act.
+8.  What runs is what was approved: where newer code makes other arguments of a call, an approval of the old ones no longer counts.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from decimal import Decimal
 from typing import Any, Literal
 
 from outlast.core import codec
@@ -48,8 +50,11 @@ class ToolPolicy:
     key: Callable[[Mapping[str, Any]], str] | None = None
     key_ttl: timedelta | None = None
     has_check: bool = False
+    repeatable: bool = False  # a tool that polls: no loop guard
     child: str | None = None  # the agent whose own run answers it
     schema_digest: str = ""
+    tool: str = ""  # where `name` is an older name of it: what the tool is called now
+    upgrade: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None  # likewise: saved arguments as it takes them today
 
     @property
     def intent(self) -> bool:
@@ -64,6 +69,8 @@ class LimitPolicy:
     wall: timedelta | None = None
     then: Literal["ask", "fail"] = "ask"
     role: str | None = None
+    cost_usd: Decimal | None = None
+    repeats: int | None = None
 
 
 @dataclass(frozen=True)
@@ -75,6 +82,11 @@ class Policy:
     parallel_calls: int = 8
     output_problem: Callable[[m.Message], str | None] = lambda message: None
     guarded: bool = False  # gates may only be decided through an app that has `may_decide`
+    version: str = ""
+    code: str = ""  # a digest of what the code says; "": versions are not looked at
+    library: str = ""
+    on_change: Literal["continue", "warn", "hold", "pinned"] = "continue"
+    next_cost: Callable[[Run], Decimal | None] = lambda run: None  # what the next model call may cost; None: its price is unknown
 
 
 # ---- steps ---------------------------------------------------------------------------------------------------------------
@@ -203,7 +215,7 @@ def _turn(run: Run, policy: Policy, now: datetime) -> Step:
     if run.retry_at and now < run.retry_at:
         until = min(filter(None, (run.retry_at, _wall_end(run, policy))))
         return Wait("waiting_for_timer", f"the model is asked again at {r.iso(run.retry_at)}: {run.model_error}", until)
-    return CallModel()
+    return version_step(run, policy) or CallModel()
 
 
 def _stopped(run: Run) -> str:
@@ -274,6 +286,26 @@ def closing(run: Run, why: str, how: str = "cancelled") -> tuple[r.Entry, ...]:
     return (*results, _message(run, results))
 
 
+# ---- versions --------------------------------------------------------------------------------------------------------------
+
+
+def version_step(run: Run, policy: Policy) -> Settle | Wait | None:
+    """Is this the code that ran it so far? Looked at only where it is about to run something."""
+    if not policy.code or (run.code, run.agent_version, run.library, run.format) == (policy.code, policy.version, policy.library, r.FORMAT):
+        return None
+    if run.code and not may_go_on(policy.on_change, run.code, run.agent_version, policy.code, policy.version):
+        was, now = (run.agent_version or "unnamed", policy.version or "unnamed")
+        what = f"version {was} began it, this is {now}" if was != now else f"it was changed since{f' (both are version {was})' if run.agent_version else ''}"
+        needs = f"code:{run.code}:{run.agent_version}"
+        return Wait("waiting_for_code", f'the code of {run.agent} is not the one that this run is held for (on_change="{policy.on_change}"): {what}', None, needs)
+    return Settle((r.VersionChanged(policy.version, policy.code, policy.library),))
+
+
+def may_go_on(on_change: str, was_code: str, was_version: str, code: str, version: str) -> bool:
+    """Does the rule of the code that is here let it go on with a run of that code and version?"""
+    return on_change in ("continue", "warn") or (code == was_code if on_change == "hold" else version == was_version)
+
+
 # ---- limits ---------------------------------------------------------------------------------------------------------------
 
 
@@ -319,14 +351,46 @@ def _limits(run: Run, policy: Policy, now: datetime) -> Settle | Wait | None:
             continue
         amount = f"{top} {unit}" if name != "wall" else g.duration(timedelta(seconds=top))  # exact: 1000000 tokens, not 1e+06
         reason = f"limit of {amount} reached"
-        if policy.limits.then == "fail":
-            return Settle((r.RunEnded("failed", reason),))
-        args = {"limit": name, "used": used, "raise_to": max(top + limit, used + limit)}
-        opened = r.GateOpened(
-            f"budget:{run.budget_gates + 1}", "budget", None, None, codec.digest(args), noun="budget", args=args, why=reason, guarded=policy.guarded,
-            rungs=[{"role": policy.limits.role, "deadline": None, "rule": {}, "remind_at": []}])  # fmt: skip
-        return Settle((opened,))
-    return None
+        return _ask_or_fail(run, policy, {"limit": name, "used": used, "raise_to": max(top + limit, used + limit)}, reason)
+    return _repeats(run, policy) or _cost(run, policy)
+
+
+def _ask_or_fail(run: Run, policy: Policy, args: dict[str, Any], reason: str) -> Settle:
+    if policy.limits.then == "fail":
+        return Settle((r.RunEnded("failed", reason),))
+    opened = r.GateOpened(
+        f"budget:{run.budget_gates + 1}", "budget", None, None, codec.digest(args), noun="budget", args=args, why=reason, guarded=policy.guarded,
+        rungs=[{"role": policy.limits.role, "deadline": None, "rule": {}, "remind_at": []}])  # fmt: skip
+    return Settle((opened,))
+
+
+def _repeats(run: Run, policy: Policy) -> Settle | None:
+    """The same calls with the same results again and again: a run that only burns tokens is stopped, whoever wrote its tools."""
+    limit = policy.limits.repeats
+    granted = run.granted.get("repeats")
+    top = max(limit, granted) if isinstance(granted, int | float) and limit is not None else limit
+    if top is None or run.repeats < top or all((t := policy.tools.get(name)) is not None and t.repeatable for name, _, _ in run.batch):
+        return None
+    names = ", ".join(dict.fromkeys(name for name, _, _ in run.batch))
+    reason = f"{names} was called {run.repeats} times in a row with the same arguments and the same result"
+    return _ask_or_fail(run, policy, {"limit": "repeats", "used": run.repeats, "raise_to": run.repeats + (limit or 1)}, reason)
+
+
+def _cost(run: Run, policy: Policy) -> Settle | None:
+    """Spent, perhaps spent and lost, and what the next call may cost. An unknown price fails closed."""
+    cap = policy.limits.cost_usd
+    granted = run.granted.get("cost_usd")
+    if cap is None or granted == "no limit":
+        return None
+    top = max(cap, r.money(granted) or cap) if isinstance(granted, str) else cap
+    used, following = run.spent + run.lost_usd, policy.next_cost(run)
+    if following is None or run.unpriced:
+        reason = f"limit of {cap} USD: the price of its model is unknown, so what it costs cannot be counted"
+        return _ask_or_fail(run, policy, {"limit": "cost_usd", "used": None, "raise_to": "no limit"}, f"{reason}; give it by Outlast(prices=...)")
+    if used < top and used + following <= top:
+        return None
+    reason = f"limit of {top} USD reached" if used >= top else f"limit of {top} USD: {used:f} are spent and the next call may cost {following:f}"
+    return _ask_or_fail(run, policy, {"limit": "cost_usd", "used": f"{used:f}", "raise_to": f"{max(top + cap, used + following):f}"}, reason)
 
 
 def _measures(run: Run, policy: Policy, now: datetime) -> Iterable[tuple[str, float, float, str]]:
@@ -350,9 +414,12 @@ def _batch(run: Run, policy: Policy, now: datetime, in_flight: Collection[str]) 
     if entries := tuple(e for _, s in steps if isinstance(s, Settle) for e in s.entries):
         return Settle(entries)
     ready = _startable(run, policy, [s for _, s in steps if isinstance(s, RunCall)], in_flight)[: max(policy.parallel_calls - len(in_flight), 0)]
-    if ready:
-        return RunCalls(tuple(ready))
     waits = [s for _, s in steps if isinstance(s, Wait)]
+    other_code = version_step(run, policy) if ready else None
+    if ready and (other_code is None or isinstance(other_code, Settle)):
+        return other_code or RunCalls(tuple(ready))
+    if isinstance(other_code, Wait):
+        waits.append(other_code)
     until = min((w.until for w in waits if w.until), default=None)
     if in_flight or not waits:
         return Wait("running", f"{m.plural(len(in_flight), 'call')} running", until)
@@ -371,18 +438,18 @@ def _startable(run: Run, policy: Policy, ready: Sequence[RunCall], in_flight: Co
         if mine and not (blocked and mine.effect == "at_most_once" and not mine.check):
             out.append(mine)
             blocked = blocked or mine.intent or mine.check
-        tool = policy.tools.get(call.name)
+        tool = policy.tools.get(call.known_as)
         blocked = blocked or call.begun or (call.id in in_flight and (tool is None or tool.intent))
     return out
 
 
 def _call(run: Run, call: Call, policy: Policy, now: datetime) -> _OneCall:
-    tool = policy.tools.get(call.name)
+    tool = policy.tools.get(call.known_as)
     approval = call.gate("approval")
     if approval and approval.outcome is None:
-        return _wait_or_move(approval, "waiting_for_approval", asks(call.name, approval), now)
+        return _wait_or_move(approval, "waiting_for_approval", asks(call.known_as, approval), now)
     if approval and approval.outcome != "approved":
-        return Settle((r.CallFinished(call.id, g.refusal(approval), is_error=True, how="refused"),))
+        return Settle((_refused(call, approval),))
     if (event := call.gate("event")) or (event := call.gate("run")):
         return _answered_from_outside(call, event, now)
     forgets_at = _forgets_at(call, tool)
@@ -393,27 +460,78 @@ def _call(run: Run, call: Call, policy: Policy, now: datetime) -> _OneCall:
         return Wait("waiting_for_timer", f"{call.name} is tried again at {r.iso(call.retry_at)}", until)
     if tool is None:
         return _no_code(call)
-    if changed := _schema_changed(call, tool, forgets_at):
+    if changed := _other_arguments(run, call, tool, policy, now, forgets_at):
         return changed
-    if approval is None and tool.gate and not call.waived:
-        if tool.gate.conditional and not _must_ask(tool, call.allowed):
-            return Settle((r.GateWaived(call.id),))
-        return Settle((open_approval(call, tool.gate, now, guarded=policy.guarded),))
+    if asked := _ask_first(run, call, tool, policy, now):
+        return asked
     if tool.child:
+        if isinstance(held := version_step(run, policy), Wait):
+            return held
         args = {"run_id": f"{run.id}:{call.id}", "agent": tool.child, "task": call.allowed.get("task")}
         return Settle((r.GateOpened(f"run:{call.id}", "run", call.id, call.name, codec.digest(args), noun="run", args=args),))
     return _run(run, call, tool)
 
 
+def _refused(call: Call, approval: Gate) -> r.CallFinished:
+    """A gate said no. Where it was asked anew, with other arguments, an earlier attempt may have happened all the same."""
+    text = g.refusal(approval)
+    if call.begun and call.effect != "read":
+        return r.CallFinished(call.id, f"{text} An earlier attempt had begun; its outcome is unknown.", is_error=True, how="unknown")
+    return r.CallFinished(call.id, text, is_error=True, how="refused")
+
+
+ASK = GatePolicy(None, "call", None)  # of a run that asks before every effect, where the tool itself has no gate
+
+
+def _gate_of(run: Run, tool: ToolPolicy) -> GatePolicy | None:
+    if run.asks and tool.effect != "read":
+        return replace(tool.gate or ASK, conditional=False)
+    return tool.gate
+
+
+def _ask_first(run: Run, call: Call, tool: ToolPolicy, policy: Policy, now: datetime) -> Settle | None:
+    """Must a person be asked about the arguments that would run? What was asked about once, with other arguments, always is."""
+    if call.gate("approval") is not None:
+        return None
+    gate = _gate_of(run, tool)
+    past = next((x for x in reversed(call.gates[: call.past_gates]) if x.opened.kind == "approval"), None)
+    if past is not None:
+        return Settle((open_approval(call, replace(gate or replace(ASK, role=past.role, noun=past.opened.noun), conditional=False), now, guarded=policy.guarded),))
+    if gate is None or call.waived:
+        return None
+    if gate.conditional and not _must_ask(tool, call.allowed):
+        return Settle((r.GateWaived(call.id),))
+    return Settle((open_approval(call, gate, now, guarded=policy.guarded),))
+
+
 def _no_code(call: Call) -> Wait:
-    return Wait("waiting_for_code", f"no worker knows the tool {call.name!r}", None, f"tool:{call.name}")
+    return Wait("waiting_for_code", f"no worker knows the tool {call.known_as!r}", None, f"tool:{call.known_as}")
+
+
+def _other_arguments(run: Run, call: Call, tool: ToolPolicy, policy: Policy, now: datetime, forgets_at: datetime | None) -> Settle | Wait | None:
+    """Arguments that older code left, where this code takes others: made new, and asked about anew; or the run is held."""
+    if tool.upgrade is not None:
+        allowed = call.allowed
+        try:
+            args = codec.stored(dict(tool.upgrade(allowed)))[1]
+        except Exception as e:  # noqa: BLE001 - a person's function: what it cannot convert is held for code that can
+            why: str | None = f"the arguments saved for {call.known_as} could not be upgraded for {tool.tool}: {type(e).__name__}: {e}"
+            return Wait("waiting_for_code", why, forgets_at, f"upgrade:{call.known_as}")
+        if codec.canonical(args) != codec.canonical(allowed):
+            if why := _problem(tool, args):
+                text = f"the arguments saved for {call.known_as}, upgraded for {tool.tool}, do not fit its schema: {why}"
+                return Wait("waiting_for_code", text, forgets_at, f"upgrade:{call.known_as}")
+            return Settle((r.CallUpgraded(call.id, tool.tool, args),))
+    if changed := _schema_changed(call, tool, forgets_at):
+        return changed
+    return _ask_first(run, call, tool, policy, now) if call.begun and call.upgraded else None  # what is made again is something else
 
 
 def _schema_changed(call: Call, tool: ToolPolicy, forgets_at: datetime | None) -> Wait | None:
     """Arguments that were valid when they were saved and no longer are."""
     why = _problem(tool, call.allowed)
-    needs = f"schema:{call.name}:{tool.schema_digest}"
-    return Wait("waiting_for_code", f"the arguments saved for {call.name} no longer fit its schema: {why}", forgets_at, needs) if why else None
+    needs = f"schema:{call.known_as}:{tool.schema_digest}"
+    return Wait("waiting_for_code", f"the arguments saved for {call.known_as} no longer fit its schema: {why}", forgets_at, needs) if why else None
 
 
 def _problem(tool: ToolPolicy, args: Mapping[str, Any]) -> str | None:
@@ -442,14 +560,14 @@ def _run(run: Run, call: Call, tool: ToolPolicy, *, check: bool = False) -> RunC
             why = f"{call.name} was not run: its key must be a text that is not empty, not {key!r}"
             return Settle((r.CallFinished(call.id, why, is_error=True, how="refused"),))
     effect = tool.effect if call.effect is None else call.effect
-    return RunCall(call.id, call.name, call.allowed, key, effect, call.attempts + 1, tool.intent or effect == "at_most_once", check)
+    return RunCall(call.id, call.known_as, call.allowed, key, effect, call.attempts + 1, tool.intent or effect == "at_most_once", check)
 
 
 def open_approval(call: Call, policy: GatePolicy, now: datetime, *, guarded: bool = False) -> r.GateOpened:
     rungs, closes_at = g.rungs(policy, now)
     return r.GateOpened(
-        _gate_id(call, "approval"), "approval", call.id, call.name, codec.digest(call.args), noun=policy.noun, rungs=rungs, closes_at=closes_at,
-        guarded=guarded)  # fmt: skip
+        _gate_id(call, "approval"), "approval", call.id, call.known_as, codec.digest(call.asked), noun=policy.noun, rungs=rungs, closes_at=closes_at,
+        args=dict(call.asked) if call.upgraded else None, guarded=guarded)  # fmt: skip
 
 
 def _gate_id(call: Call, kind: r.GateKind) -> str:
@@ -465,11 +583,11 @@ def _in_doubt(run: Run, call: Call, tool: ToolPolicy | None, policy: Policy, now
     if call.effect == "idempotent" and call.doubt is None and not forgotten and not asked:
         if tool is None:
             return _no_code(call)
-        return _schema_changed(call, tool, forgets_at) or _run(run, call, tool)
+        return _other_arguments(run, call, tool, policy, now, forgets_at) or _run(run, call, tool)
     if not asked and tool and tool.has_check and not call.checked and call.effect == "at_most_once":
         if call.may_act_until and now < call.may_act_until:
             return Wait("waiting_for_timer", f"an earlier attempt of {call.name} may still act until {r.iso(call.may_act_until)}", call.may_act_until)
-        return _run(run, call, tool, check=True)
+        return _other_arguments(run, call, tool, policy, now, forgets_at) or _run(run, call, tool, check=True)
     gate = call.gate("verification")
     if gate is None or gate.outcome == "run_again":  # this doubt is a new one
         why = "its receiver may have forgotten the key" if call.effect == "idempotent" and call.doubt is None else call.doubt
@@ -572,15 +690,29 @@ def heard(run: Run, answer: Any, policy: Policy) -> list[r.Entry]:
     for call in m.tool_uses(added.message):
         if why := _impossible(call, meta, policy):
             out += [r.CallFinished(call["id"], why, is_error=True, how="refused")]
+        elif (tool := policy.tools[call["name"]]).upgrade is not None:
+            out += [r.CallUpgraded(call["id"], tool.tool, _of_today(tool, call["input"]))]
     return out
 
 
 def _impossible(call: Mapping[str, Any], meta: Mapping[str, Any], policy: Policy) -> str | None:
     tool = policy.tools.get(call["name"])
     if tool is None:
-        return f"There is no tool {call['name']!r}. Known tools: {', '.join(sorted(policy.tools)) or 'none'}."
+        known = sorted(name for name, x in policy.tools.items() if not x.tool)
+        return f"There is no tool {call['name']!r}. Known tools: {', '.join(known) or 'none'}."
     if malformed := meta.get("malformed", {}).get(call["id"]):
         return f"{call['name']} was not run: {malformed['problem']}."
-    if why := _problem(tool, call["input"]):
+    if why := _problem(tool, _of_today(tool, call["input"])):
         return f"{call['name']} was not run, its arguments are invalid: {why}"
     return None
+
+
+def _of_today(tool: ToolPolicy, args: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A model that has read an older name in its history may use it still: with the arguments that it took, or with today's."""
+    if tool.upgrade is None:
+        return args
+    try:
+        upgraded = codec.stored(dict(tool.upgrade(args)))[1]
+    except Exception:  # noqa: BLE001 - a person's function: what it cannot convert is taken as it is, and judged by the schema
+        return args
+    return upgraded if _problem(tool, upgraded) is None else args

@@ -37,6 +37,8 @@ class ScriptedModel:
         log: a file that gets one line of JSON per call, `{"n": 2, "pid": 4711}`, answered or not.
     """
 
+    name = "scripted"  # what its answers say, and what prices may be given for
+
     def __init__(self, turns: Sequence[Turn], *, log: str | os.PathLike[str] | None = None) -> None:
         self.turns = list(turns)
         self.log = log

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -25,8 +25,9 @@ from outlast.core import messages as m
 from outlast.core import run as r
 from outlast.core import step as s
 from outlast.documents import Event, Gate, RunHead, gate_of, head_fields
-from outlast.errors import InvariantViolated, LeaseLost, ModelError, OutlastError, StoreError
+from outlast.errors import InvariantViolated, LeaseLost, ModelError, OutlastError, SchemaTooNew, StoreError
 from outlast.models.base import Model, ModelRequest
+from outlast.prices import Prices, cost, name_of, usage_of
 from outlast.runtime import perform
 from outlast.runtime.clock import monotonic
 from outlast.runtime.crashpoints import point
@@ -69,12 +70,13 @@ class Drive:
         patience: timedelta,
         lease_s: float,
         guarded: bool = False,
+        prices: Prices = {},
         sleeps: bool = True,
     ) -> None:
-        self.store, self.agent, self.model, self.deps = store, agent, model, deps
+        self.store, self.agent, self.model, self.deps, self.prices = store, agent, model, deps, prices
         self.listen, self.keeper, self.threads, self.patience, self.sleeps = listen, keeper, threads, patience, sleeps
         self.head_row: base.Head | None = None
-        self.writer = Writer(store, lease, agent.policy(self.head, guarded=guarded), keep=self._keep, lease_s=lease_s)
+        self.writer = Writer(store, lease, agent.policy(self.head, guarded=guarded, prices=prices), keep=self._keep, lease_s=lease_s)
         writer(self.writer)
         self.saving = asyncio.Lock()
         self.tasks: dict[str, asyncio.Task[r.Entry | None]] = {}
@@ -147,9 +149,11 @@ class Drive:
 
     async def _begin(self) -> Saved:
         self.head_row = await self._blocking(self.store.head, self.writer.lease.run_id)
-        self.writer.status = self.head_row.status
+        self.writer.status, self.writer.needed = self.head_row.status, self.head_row.needs
         try:
             await self._blocking(self.writer.load)
+        except SchemaTooNew as e:
+            return await self._park(e)
         except InvariantViolated as e:
             return await self._mark(e)
         return await self._save(await self._blocking(self.found_on_take_over))
@@ -162,6 +166,15 @@ class Drive:
         log.error("run %s: %s", self.writer.lease.run_id, e, extra={"run_id": self.writer.lease.run_id, "seq": place.seq})
         self.writer.released = True
         return Saved(s.Finish("failed", str(e)), (), "failed", str(e), released=True)
+
+    async def _park(self, e: SchemaTooNew) -> Saved:
+        """A run of a newer journal format is left for code that knows it: only its head says so."""
+        wait = s.Wait("waiting_for_code", str(e), None, e.needs)
+        head = base.NewHead(status=wait.status, reason=wait.reason, release=True, needs=wait.needs)
+        await self._blocking(lambda: self.store.mark(self.writer.lease, head))
+        log.warning("run %s: %s", self.writer.lease.run_id, e, extra={"run_id": self.writer.lease.run_id})
+        self.writer.released = True
+        return Saved(wait, (), wait.status, wait.reason, released=True)
 
     def found_on_take_over(self) -> list[r.Entry]:
         """What a claim of a lease that nobody released has to write down first."""
@@ -177,9 +190,12 @@ class Drive:
             if c.begun and c.started and owner.provably_dead(c.started.owner) and (c.may_act_until or now) > now + s.LATE_WIRE
         ]
         facts: list[r.Entry] = [r.WorkerDied(dead, now + s.LATE_WIRE)] if dead else []
-        step = s.settled(r.fold(run, facts), self.writer.policy, now)[2]
+        any_code = replace(self.writer.policy, code="")  # whose code would be asked next does not matter: what was paid for is counted
+        step = s.settled(r.fold(run, facts), any_code, now)[2]
         if isinstance(step, s.CallModel):
-            facts.append(r.ModelCallLost(input_tokens=sum(len(str(x.get("content"))) for x in run.messages) // CHARS_PER_TOKEN))
+            lost = self.writer.policy.next_cost(run)
+            tokens = sum(len(str(x.get("content"))) for x in run.messages) // CHARS_PER_TOKEN
+            facts.append(r.ModelCallLost(input_tokens=tokens, cost_usd=f"{lost:f}" if lost is not None else None))
         return facts
 
     async def _take(self, step: s.Step) -> Saved:
@@ -289,7 +305,16 @@ class Drive:
         except (m.BadMessage, codec.Unstorable) as e:
             return [r.ModelFailed(f"the model's answer cannot be saved: {e}", self.run.model_failures + 1, None)]
         first = entries[0]
-        return [r.headed(first, meta={**(first.meta or {}), **beside}), *entries[1:]]
+        said = first.meta or {}
+        paid = cost(self._model_name(said), usage_of(said.get("usage")), self.prices)
+        if paid is not None:
+            beside["cost_usd"] = f"{paid:f}"
+        return [r.headed(first, meta={**said, **beside}), *entries[1:]]
+
+    def _model_name(self, said: Mapping[str, Any]) -> str | None:
+        """Whose price counts: the model that was asked where its price was given, else the one that says it answered."""
+        asked, named = name_of(self.agent.model), said.get("model")
+        return asked if asked in self.prices or not isinstance(named, str) else named
 
     def _settings(self) -> dict[str, Any]:
         """The agent's settings, and the container that the last answer ran in."""
@@ -411,8 +436,12 @@ class Drive:
     async def _save(self, facts: Sequence[r.Entry]) -> Saved:
         async with self.saving:
             self._raise_if_lost()
+            ran_by = (self.run.agent_version, self.run.code)
             saved = await self._thread(lambda: self.writer.save(facts, tuple(self.tasks), draining=self.draining))
         self.keeper.update(self.writer.lease)
+        if self.agent.on_change == "warn" and ran_by[1] and any(isinstance(e, r.VersionChanged) for e in saved.entries):
+            was, now = (version or "unnamed" for version in (ran_by[0], self.agent.version))
+            log.warning("run %s goes on with other code: version %s, until now %s", self.run.id, now, was, extra={"run_id": self.run.id})
         self.tell(saved)
         return saved
 

@@ -70,6 +70,7 @@ class Writer:
         self.run = r.Run(lease.run_id)
         self.place = base.Place()
         self.status = ""
+        self.needed: str | None = None  # what the run was parked for when it was taken
         self.fresh = True  # nothing was appended under this lease yet
         self.released = False
         self.stopped = threading.Event()  # stop trying to save: the process is going down
@@ -197,7 +198,7 @@ class Writer:
         return base.NewHead(
             status=status, reason=reason, agent_version=run.agent_version, model_calls=run.model_calls, input_tokens=run.input_tokens,
             output_tokens=run.output_tokens, cache_read_tokens=run.cache_read_tokens, cache_write_tokens=run.cache_write_tokens,
-            **more)  # type: ignore[arg-type]  # release, wake_at, needs  # fmt: skip
+            cost_usd=f"{run.cost_usd:f}" if run.cost_usd is not None else None, **more)  # type: ignore[arg-type]  # release, wake_at, needs  # fmt: skip
 
 
 class _Plan:
@@ -222,6 +223,7 @@ class _Plan:
         waits = isinstance(self.step, s.Wait | s.Finish) and not self.in_flight and not w.keep(self.step, now)
         release = waits or (self.draining and not self.in_flight)
         status, reason, wake_at, needs = _place_in_life(self.step, now)
+        needs = _also(needs, w.needed)
         if release and not waits:
             wake_at, needs = now, None  # a drain: somebody else goes on at once
         self.batch = base.Batch(
@@ -262,6 +264,15 @@ def _place_in_life(step: s.Step, now: datetime) -> tuple[str, str | None, dateti
             return step.status, step.reason, None, None
         case _:
             return "running", None, now, None
+
+
+def _also(needs: str | None, before: str | None) -> str | None:
+    """Of a schema that the saved arguments do not fit: all that were tried, or two workers would pass the run to each other for ever."""
+    what, name, digest = [*(needs or "").split(":", 2), "", ""][:3]
+    if what != "schema" or before is None or not before.startswith(f"schema:{name}:"):
+        return needs
+    tried = [*before.split(":", 2)[2].split(","), digest]
+    return f"schema:{name}:{','.join(sorted(set(tried)))}"
 
 
 def compact(entries: Sequence[r.Entry]) -> list[r.Entry]:
