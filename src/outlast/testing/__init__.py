@@ -1,4 +1,5 @@
-"""Public test helpers: a strict stand-in for the model provider, a clock that moves by hand, a context for calling tools.
+"""Public test helpers: a strict stand-in for the model provider, a clock that moves by hand, a context for calling tools,
+the crash test.
 
 Rule: importing this costs next to nothing; each helper is loaded when it is first named. A new one is a line in `_LAZY`, and one in each
 list beside it.
@@ -12,10 +13,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from outlast.runtime.clock import ManualClock
     from outlast.testing.context import tool_context
+    from outlast.testing.crashmatrix import CrashMatrix, CrashReport
     from outlast.testing.fake_api import Attempts, Cut, ErrorInStream, FakeMessagesAPI, Fault, Garbage, Slow
 
 __all__ = [
     "Attempts",
+    "CrashMatrix",
+    "CrashReport",
     "Cut",
     "ErrorInStream",
     "FakeMessagesAPI",
@@ -29,6 +33,8 @@ __all__ = [
 # Public name -> the module that has it.
 _LAZY = {
     "Attempts": "outlast.testing.fake_api",
+    "CrashMatrix": "outlast.testing.crashmatrix",
+    "CrashReport": "outlast.testing.crashmatrix",
     "Cut": "outlast.testing.fake_api",
     "ErrorInStream": "outlast.testing.fake_api",
     "FakeMessagesAPI": "outlast.testing.fake_api",

@@ -1,0 +1,286 @@
+"""What a case did that the undisturbed run did not, in words that name the tool, the point, and what to declare instead.
+
+What a crash may do, and nothing more: each death may cost one more call of the model; a `read` call may be made again; an `idempotent` one
+may be made again with its key, if the world then looks the same; whatever is in doubt may be asked of a person first (a gate of kind
+verification more). Everything else is a finding.
+
+Values that differ between two undisturbed runs (a time of day, a random number) are left out of the comparison: `changing` finds where.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from outlast.errors import UsageError
+from outlast.testing.crashmatrix.life import Ended
+from outlast.testing.crashmatrix.watch import Attempt
+from outlast.tools import Tool
+
+_SHOWN = 300  # characters of a value in a finding
+_LINES = 6  # values of a list in a finding
+_UUID = re.compile(r"\b[0-9a-fA-F]{8}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{12}\b")
+Path_ = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One run of the script: what is stored, and what `observe` saw afterwards."""
+
+    ended: Ended
+    observed: Any = None
+
+
+@dataclass(frozen=True)
+class Calm:
+    """The undisturbed run, and what is different each time even then."""
+
+    seen: Seen
+    changing_messages: frozenset[Path_]
+    changing_observed: frozenset[Path_]
+    observes: bool
+    tools: Mapping[str, Tool[..., Any]]
+
+
+# ---- what changes by itself -------------------------------------------------------------------------------------------------------
+
+
+def changing(a: Any, b: Any, path: Path_ = ()) -> frozenset[Path_]:
+    """Where two values differ; `*` stands for every place in a list."""
+    if isinstance(a, Mapping) and isinstance(b, Mapping) and a.keys() == b.keys():
+        return frozenset().union(*(changing(a[name], b[name], (*path, str(name))) for name in a))
+    if _listed(a) and _listed(b) and len(a) == len(b):
+        return frozenset().union(*(changing(x, y, (*path, "*")) for x, y in zip(a, b, strict=True)))
+    return frozenset() if a == b else frozenset([path])
+
+
+def masked(value: Any, paths: frozenset[Path_], path: Path_ = ()) -> Any:
+    """The value without what changes by itself."""
+    if path in paths:
+        return "…"
+    if not paths:
+        return value
+    if isinstance(value, Mapping):
+        return {name: masked(v, paths, (*path, str(name))) for name, v in value.items()}
+    if _listed(value):
+        return [masked(v, paths, (*path, "*")) for v in value]
+    return value
+
+
+def _listed(value: Any) -> bool:
+    return isinstance(value, list | tuple)
+
+
+def at(path: Path_) -> str:
+    return "".join(f"[{part}]" for part in path) or "its value"
+
+
+# ---- one case ---------------------------------------------------------------------------------------------------------------------
+
+
+def differences(calm: Calm, found: Seen, deaths: int) -> list[str]:
+    """What is wrong with a case; each without the point, which the caller knows. Empty: as if nothing had happened."""
+    was, now = calm.seen.ended, found.ended
+    out = _effects(calm, found)
+    if now.status != was.status:
+        out.append(f"the run ends {now.status} ({now.reason}), undisturbed {was.status}")
+    elif (told := _messages(calm, now)) is not None:
+        out.append(told)
+    elif now.statuses != was.statuses:
+        out.append(f"the checkpoints pass the statuses {_paths(now)}, undisturbed {_paths(was)}")
+    calls, calm_calls = Counter(now.model_calls), Counter(was.model_calls)
+    if lost := calm_calls - calls:
+        out.append(f"the model was never asked for turn {min(lost) + 1}")
+    if (more := calls.total() - calm_calls.total()) > deaths:
+        out.append(f"the model was called {calls.total()} times, undisturbed {calm_calls.total()}: {deaths} more at most, not {more}")
+    if (told := _gates(was, now)) is not None:
+        out.append(told)
+    out += [f"the store finds something wrong with itself: {problem}" for problem in now.problems]
+    return out
+
+
+def _messages(calm: Calm, now: Ended) -> str | None:
+    was = calm.seen.ended
+    for run_id, before in was.messages.items():
+        after = now.messages.get(run_id, [])
+        for number, (x, y) in enumerate(zip(before, after, strict=False), 1):
+            paths = frozenset(p[2:] for p in calm.changing_messages if p[0] == run_id)
+            if masked(x, paths) != masked(y, paths):
+                return f"message {number} of {run_id} is {_short(y)}, undisturbed {_short(x)}"
+        if len(before) != len(after):
+            return f"{run_id} has {len(after)} messages, undisturbed {len(before)}"
+    return None
+
+
+def _gates(was: Ended, now: Ended) -> str | None:
+    def asked(ended: Ended) -> set[tuple[str, ...]]:
+        return {tuple(map(str, gate)) for gate in ended.gates if gate[2] != "verification"}
+
+    lost, more = asked(was) - asked(now), asked(now) - asked(was)
+    if lost or more:
+        return f"the gates differ: {_short(sorted(more))}, undisturbed {_short(sorted(lost))}"
+    return None
+
+
+def _paths(ended: Ended) -> str:
+    return "; ".join(", ".join(statuses) for statuses in ended.statuses.values())
+
+
+# ---- effects ----------------------------------------------------------------------------------------------------------------------
+
+
+def _effects(calm: Calm, found: Seen) -> list[str]:
+    """Calls that acted more often or less often than undisturbed, by their effect and by what the world shows."""
+    was, now = _returned(calm.seen.ended), _returned(found.ended)
+    repeated = [call for call in now if len(now[call]) > len(was.get(call, []))]
+    lost = [call for call in was if len(now.get(call, [])) < len(was[call])]
+    shown = calm.observes and masked(found.observed, calm.changing_observed) != masked(calm.seen.observed, calm.changing_observed)
+    out = [f"{was[call][0].tool} ({call[1]}): acted {len(now.get(call, []))} times, undisturbed {len(was[call])}: lost" for call in lost]
+    suspects = [call for call in repeated if _effect(calm, now[call]) != "read"] or repeated
+    for call in repeated:
+        attempts = now[call]
+        if _effect(calm, attempts) == "at_most_once":
+            out.append(_twice(calm, found, attempts, shown=shown))
+        elif len({a.args for a in attempts}) > 1:
+            out.append(f"{attempts[0].tool} ({call[1]}): sent {len(attempts)} times with other arguments each time")
+        elif shown and call in suspects:
+            out.append(_twice(calm, found, attempts, shown=True))
+    if shown and not out:
+        out.append(f"observe sees something else, and no tool ran more often or less often; {_world(calm, found)}")
+    return out
+
+
+def _returned(ended: Ended) -> dict[tuple[str, str], list[Attempt]]:
+    out: dict[tuple[str, str], list[Attempt]] = {}
+    for attempt in ended.attempts:
+        if attempt.event == "returned":
+            out.setdefault(attempt.call, []).append(attempt)
+    return out
+
+
+def _effect(calm: Calm, attempts: Sequence[Attempt]) -> str:
+    tool = calm.tools.get(attempts[0].tool)
+    return tool.effect if tool is not None else "at_most_once"
+
+
+def _twice(calm: Calm, found: Seen, attempts: Sequence[Attempt], *, shown: bool) -> str:
+    tool, call_id, effect = attempts[0].tool, attempts[0].call_id, _effect(calm, attempts)
+    made = _keys_made(calm, found) if effect == "idempotent" else []
+    what = f"{tool} ({call_id}): sent {len(attempts)} times"
+    if made:
+        what += f", each time with another key: {' and '.join(made)}"
+    return f"{what}; {_declare(tool, attempts, effect, made)}" + (f"; {_world(calm, found)}" if shown else "")
+
+
+def _declare(tool: str, attempts: Sequence[Attempt], effect: str, made: list[str]) -> str:
+    key = attempts[0].key
+    other = 'if it takes no key, declare effect="at_most_once" and a check= that looks for it'
+    if effect == "read":
+        return f'it is declared effect="read" and changes the world: declare effect="idempotent" and send ctx.idempotency_key; {other}'
+    if effect == "at_most_once":
+        return "an at-most-once call was repeated, which must not happen: please report it"
+    if made:
+        return (
+            f"a key of its own for each attempt tells the other system nothing: send ctx.idempotency_key ({key} on every attempt); {other}"
+        )
+    if not any(a.read_key for a in attempts):
+        return f'it is declared effect="idempotent" and never used ctx.idempotency_key: send that key ({key}) with the request; {other}'
+    return (
+        f'it is declared effect="idempotent", and the other system acts again on the same key ({key}): '
+        'declare effect="at_most_once" and a check= that looks for it'
+    )
+
+
+def _keys_made(calm: Calm, found: Seen) -> list[str]:
+    """Keys in what `observe` saw, where it saw more of them than undisturbed: random ones, so none of ours."""
+    before, after = _UUID.findall(repr(calm.seen.observed)), _UUID.findall(repr(found.observed))
+    return list(dict.fromkeys(after)) if len(set(after)) > len(set(before)) else []
+
+
+def _world(calm: Calm, found: Seen) -> str:
+    """What `observe` saw more or less of; where something is there twice, both."""
+    was, now = calm.seen.observed, found.observed
+    if _listed(was) and _listed(now):
+        more = _left(now, was, calm)
+        less = _left(was, now, calm)
+        if more or less:
+            parts = [f"there {_short_list(more)}" if more else "", f"missing {_short_list(less)}" if less else ""]
+            return "observe: " + ", ".join(part for part in parts if part)
+    return f"observe: {_short(now)}, undisturbed {_short(was)}"
+
+
+def _left(these: Sequence[Any], those: Sequence[Any], calm: Calm) -> list[Any]:
+    """What is in `these` more often than in `those`, with everything that looks the same: both of a pair."""
+    mask: Callable[[Any], str] = lambda value: repr(masked([value], calm.changing_observed))  # noqa: E731 - a name for one line
+    here, there = Counter(map(mask, these)), Counter(map(mask, those))
+    return [value for value in these if here[mask(value)] > there[mask(value)]]
+
+
+def _short_list(values: Sequence[Any]) -> str:
+    shown = [_short(value) for value in values[:_LINES]]
+    return " and ".join(shown) + (f" and {len(values) - _LINES} more" if len(values) > _LINES else "")
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}… ({len(text)} characters)"
+
+
+# ---- before the first death ---------------------------------------------------------------------------------------------------------
+
+
+def undisturbed(first: Seen, second: Seen, tools: Mapping[str, Tool[..., Any]], *, observes: bool) -> tuple[Calm, list[str], list[str]]:
+    """What to compare with; findings; and notes on what is not compared.
+
+    Raises:
+        UsageError: the run fails when nobody disturbs it.
+    """
+    for seen in (first, second):
+        if seen.ended.status == "failed":
+            raise UsageError(f"the run fails when nobody disturbs it: {seen.ended.reason}", hint="is the script whole?")
+    messages = changing(first.ended.messages, second.ended.messages)
+    observed = changing(first.observed, second.observed) if observes else frozenset()
+    calm = Calm(first, messages, observed, observes, tools)
+    if len(first.ended.model_calls) != len(second.ended.model_calls):
+        raise UsageError("two undisturbed runs call the model a different number of times: there is nothing to compare with",
+                         hint="a tool answers differently each time; give it a world of its own with deps=")  # fmt: skip
+    findings = [
+        f"observe must see the same after every run, and does not after two that nobody disturbed: {at(path)} is "
+        f"{' and then '.join(_short(value) for value in _both(path, first.observed, second.observed))}. Leave out what changes by itself; "
+        "a key made anew each time is no key: send ctx.idempotency_key"
+        for path in sorted(observed)
+    ]  # fmt: skip
+    notes = [f"{'.'.join(path)} changes from run to run and was not compared" for path in sorted(messages)]
+    notes += [f"{a.tool} ({a.call_id}) failed in the undisturbed run: {a.result}" for a in first.ended.attempts if a.event == "raised"]
+    return calm, findings, notes
+
+
+def unseen(calm: Calm, seen: Sequence[Seen]) -> list[str]:
+    """Idempotent calls that were repeated without their key, where nobody looked at what that did."""
+    if calm.observes:
+        return []
+    out = {}
+    for one in seen:
+        for call, attempts in _returned(one.ended).items():
+            if len(attempts) > 1 and _effect(calm, attempts) == "idempotent" and not any(a.read_key for a in attempts):
+                out[call] = (
+                    f"{attempts[0].tool} ({call[1]}) ran again without using ctx.idempotency_key; without observe nobody saw what that did"
+                )
+    return list(out.values())
+
+
+def _both(path: Path_, *values: Any) -> list[Any]:
+    """The first pair of values at this path that differ."""
+    pairs: list[tuple[Any, ...]] = [values]
+    for part in path:
+        nxt: list[tuple[Any, ...]] = []
+        for pair in pairs:
+            if part == "*" and all(_listed(v) for v in pair):
+                nxt += list(zip(*pair, strict=False))
+            elif all(isinstance(v, Mapping) for v in pair):
+                nxt.append(tuple(v[next(k for k in v if str(k) == part)] for v in pair))
+        pairs = nxt
+    return list(next(pair for pair in pairs if pair[0] != pair[1]))

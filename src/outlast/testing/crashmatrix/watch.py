@@ -1,0 +1,176 @@
+"""What the tools did, counted across processes: each tool is wrapped, and each attempt leaves lines in a log of the case.
+
+    begun     the function is about to be called; with the key it may use
+    returned  it came back, with its result; `read_key`: it asked for `ctx.idempotency_key`
+    raised    it came back with an exception
+
+A line is one write at the end of the file, so it is there whatever happens next. Calls of one answer run one after another: a point then
+names one place, and a kill there hits no other tool in its middle.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import inspect
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from outlast.agent import Agent
+from outlast.core import codec
+from outlast.errors import UsageError
+from outlast.tools import Tool, ToolContext, ToolResult
+
+_HIDDEN = "outlast_context"  # the parameter through which a tool that takes no context is told of its call all the same
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One line of the log."""
+
+    event: Literal["begun", "returned", "raised"]
+    run_id: str
+    call_id: str
+    tool: str
+    key: str
+    args: str
+    result: Any = None
+    read_key: bool = False
+
+    @property
+    def call(self) -> tuple[str, str]:
+        return self.run_id, self.call_id
+
+
+def read(log: Path) -> list[Attempt]:
+    """Every line so far, oldest first."""
+    lines = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
+    return [Attempt(**json.loads(line)) for line in lines]
+
+
+def append(path: Path, text: str) -> None:
+    """One line in one write: nothing of it is lost with a killed process."""
+    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    try:
+        os.write(fd, f"{text}\n".encode())
+    finally:
+        os.close(fd)
+
+
+def watched(agent: Agent[Any], log: Path, *, model: Any = None, made: dict[int, Agent[Any]] | None = None) -> Agent[Any]:
+    """The same agent, whose tools and whose sub-agents' tools leave lines in `log`.
+
+    Raises:
+        UsageError: a sub-agent would ask a real model.
+    """
+    if model is None and isinstance(agent.model, str):
+        raise UsageError(f"the sub-agent {agent.name} would ask {agent.model}: a crash test asks no real model",
+                         hint="give the sub-agent a ScriptedModel of its own before it becomes a tool")  # fmt: skip
+    made = made if made is not None else {}  # a sub-agent may be a tool of several: it stays one agent
+    tools = [_watched(tool, log, made) for tool in agent.tools]
+    twin = agent.replace(model=model or agent.model, tools=[*tools, *agent.sources])
+    twin.parallel_calls = 1
+    made[id(agent)] = twin
+    return twin
+
+
+def tools_of(agent: Agent[Any]) -> dict[str, Tool[..., Any]]:
+    """By name and alias, those of sub-agents too."""
+    found: dict[str, Tool[..., Any]] = {}
+    for tool in agent.tools:
+        if tool.agent is not None:
+            found |= tools_of(tool.agent)
+        for name in (tool.name, *tool.aliases):
+            found[name] = tool
+    return found
+
+
+def _watched(tool: Tool[..., Any], log: Path, made: dict[int, Agent[Any]]) -> Tool[..., Any]:
+    twin = copy.copy(tool)
+    if tool.agent is not None:
+        twin.agent = made.get(id(tool.agent)) or watched(tool.agent, log, made=made)
+        return twin
+    twin.context_name = tool.context_name or _HIDDEN
+    twin.fn = _wrapper(tool, twin.context_name, log)
+    return twin
+
+
+class _Watched(ToolContext[Any]):
+    """A context that notices whether its key is asked for."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "idempotency_key":
+            object.__setattr__(self, "_read", True)
+        return super().__getattribute__(name)
+
+    @classmethod
+    def of(cls, ctx: ToolContext[Any]) -> _Watched:
+        return cls(**{f.name: getattr(ctx, f.name) for f in dataclasses.fields(ctx)})
+
+    def key_was_read(self) -> bool:
+        return bool(self.__dict__.get("_read"))
+
+
+def _wrapper(tool: Tool[..., Any], context_name: str, log: Path) -> Callable[..., Any]:
+    function: Callable[..., Any] = tool.fn
+
+    def write(event: Literal["begun", "returned", "raised"], ctx: _Watched, kwargs: dict[str, Any], key: str, result: Any = None) -> None:
+        try:
+            args = codec.digest(codec.stored({name: value for name, value in kwargs.items() if name != context_name})[1])
+        except codec.Unstorable:
+            args = ""
+        line = Attempt(event, ctx.run_id, ctx.call_id, tool.name, key, args, _kept(result), ctx.key_was_read())
+        append(log, codec.encode(dataclasses.asdict(line)))
+
+    def begin(kwargs: dict[str, Any]) -> tuple[_Watched, dict[str, Any], str]:
+        key = kwargs[context_name].idempotency_key
+        ctx = _Watched.of(kwargs[context_name])
+        given = {**kwargs, context_name: ctx}
+        if tool.context_name is None:
+            del given[context_name]
+        write("begun", ctx, kwargs, key)
+        return ctx, given, key
+
+    async def awaited(value: Any, ctx: _Watched, kwargs: dict[str, Any], key: str) -> Any:
+        try:
+            result = await value
+        except BaseException as e:
+            write("raised", ctx, kwargs, key, f"{type(e).__name__}: {e}")
+            raise
+        write("returned", ctx, kwargs, key, result)
+        return result
+
+    @functools.wraps(function)
+    async def acts_async(**kwargs: Any) -> Any:
+        ctx, given, key = begin(kwargs)
+        return await awaited(function(**given), ctx, kwargs, key)
+
+    @functools.wraps(function)
+    def acts(**kwargs: Any) -> Any:
+        ctx, given, key = begin(kwargs)
+        try:
+            value = function(**given)
+        except BaseException as e:
+            write("raised", ctx, kwargs, key, f"{type(e).__name__}: {e}")
+            raise
+        if inspect.isawaitable(value):
+            return awaited(value, ctx, kwargs, key)
+        write("returned", ctx, kwargs, key, value)
+        return value
+
+    return acts_async if inspect.iscoroutinefunction(function) else acts
+
+
+def _kept(value: Any) -> Any:
+    """What a person would find: the result as it would be stored."""
+    if isinstance(value, ToolResult):
+        value = value.content
+    try:
+        return codec.stored(value)[1]
+    except codec.Unstorable:
+        return str(value)
