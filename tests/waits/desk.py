@@ -41,10 +41,11 @@ class Desk:
     notices: list[Notice] = field(default_factory=list)
     more: dict[str, Any] = field(default_factory=dict)
     tools: Sequence[Tool[..., Any]] = ()
+    url: str = ""  # empty: a file in the folder
 
     @property
     def store(self) -> str:
-        return str(self.folder / "outlast.db")
+        return self.url or str(self.folder / "outlast.db")
 
     @property
     def model_log(self) -> list[str]:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from tests.support.deaths import dying_at
 from tests.support.world import assert_whole
+from tests.waits.conftest import NewStore
 from tests.waits.desk import FRIDAY, HOUR, MONDAY_NOON, kinds, results, use
 
 from outlast import Agent, Limits, Outlast, ToolContext, approval, tool
@@ -41,6 +42,11 @@ class Office:
     limits: Limits = field(default_factory=Limits)
     sent: list[str] = field(default_factory=list)
     clock: ManualClock = field(default_factory=lambda: ManualClock(FRIDAY))
+    url: str = ""  # empty: a file in the folder
+
+    @property
+    def store(self) -> str:
+        return self.url or str(self.folder / "outlast.db")
 
     def app(self, **more: Any) -> Outlast:
         @tool(effect="idempotent", gate=approval(to="support-lead", noun="reply", within=4 * HOUR))
@@ -53,7 +59,7 @@ class Office:
         boss = Agent(
             "boss", model=ScriptedModel([self.first, lambda messages: says(f"I read: {messages[-1]['content'][0]['content']}")], log=self.folder / "boss.log"),
             tools=[researcher.as_tool(description="Finds facts about a customer.", gate=self.gate)], limits=self.limits)  # fmt: skip
-        return Outlast(self.folder / "outlast.db", agents=[boss], clock=self.clock, **more)
+        return Outlast(self.store, agents=[boss], clock=self.clock, **more)
 
     def started(self, **more: Any) -> Outlast:
         app = self.app(**more)
@@ -66,8 +72,8 @@ class Office:
 
 
 @pytest.fixture
-def office(tmp_path: Path) -> Office:
-    return Office(tmp_path)
+def office(tmp_path: Path, new_store: NewStore) -> Office:
+    return Office(tmp_path, url=new_store())
 
 
 def boss_only(app: Outlast) -> None:
@@ -227,12 +233,12 @@ Drive = Callable[[Outlast], Any]
     "drive", [lambda app: app.resume_sync("run-1"), lambda app: app.work_sync(until_idle=True)], ids=["foreground", "worker"]
 )
 @pytest.mark.parametrize("point", ["commit.before", "commit.after"])
-def test_a_crash_between_any_two_commits_of_a_childs_start_and_end(tmp_path: Path, point: str, drive: Drive) -> None:
+def test_a_crash_between_any_two_commits_of_a_childs_start_and_end(tmp_path: Path, new_store: NewStore, point: str, drive: Drive) -> None:
     """Both runs stand or neither does: never a parent that waits for a run that is not there, never an end that its parent did not hear of."""
     for nth in range(1, 20):
         folder = tmp_path / f"{nth}"
         folder.mkdir()
-        office = Office(folder)
+        office = Office(folder, url=new_store())
         office.started().close()
         app = office.app()
         try:
@@ -273,6 +279,6 @@ def test_deadlines_of_children_are_swept_as_any_other(office: Office) -> None:
     office.found = [asks(use("reply", "toolu_09", text="Hello.")), says("Noted.")]
     office.started().resume_sync("run-1")
     office.clock.move(MONDAY_NOON - FRIDAY)
-    with Outlast(office.folder / "outlast.db", clock=office.clock) as bare:
+    with Outlast(office.store, clock=office.clock) as bare:
         assert bare.sweep() == 1
         assert bare.head(CHILD).status == "running" and bare.head("run-1").status == "waiting_for_run"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
@@ -9,19 +10,21 @@ from pathlib import Path
 
 import pytest
 from tests.support.world import assert_whole
+from tests.waits.conftest import NewStore
 from tests.waits.desk import FRIDAY, HOUR, MONDAY_NOON, MS, Desk, kinds, results, use
 
-from outlast import Hours, Outlast, approval
+from outlast import Agent, Hours, Outlast, approval
 from outlast.core import codec
 from outlast.errors import GateClosed, UsageError
+from outlast.models import ScriptedModel
 
 NAIVE = datetime.fromisoformat("2026-11-30T12:00:00")
 NOBODY = "Nobody decided on this reply within 4 working hours, so it was not sent."
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Desk:
-    return Desk(tmp_path)
+def desk(tmp_path: Path, new_store: NewStore) -> Desk:
+    return Desk(tmp_path, url=new_store())
 
 
 def test_four_working_hours_from_friday_afternoon_end_on_monday_at_noon(desk: Desk) -> None:
@@ -199,6 +202,29 @@ def test_sweeping_needs_no_agents_code(desk: Desk) -> None:
     with desk.app() as app:  # the notice was written for those who were told when it opened
         assert app.sweep() == 1
         assert [n.kind for n in desk.notices] == ["opened", "expired"]
+
+
+def test_a_worker_sweeps_by_itself(desk: Desk) -> None:
+    """A worker that knows another agent only: it moves the clocks of every run, and says what is stuck."""
+    desk.waiting().close()
+    desk.at(MONDAY_NOON)
+
+    async def works() -> None:
+        other = Agent("other", model=ScriptedModel([]))
+        with Outlast(desk.store, agents=[other], clock=desk.clock, notify=[desk.notices.append], lease=timedelta(seconds=1)) as app:
+            worker = asyncio.ensure_future(app.work())
+            seen = None
+            async with asyncio.timeout(30):
+                while app.head("run-1").status != "running":
+                    seen = await asyncio.to_thread(app._store.wait_for_change, seen, 0.2)
+                while [n.kind for n in desk.notices] != ["opened", "expired"]:
+                    seen = await asyncio.to_thread(app._store.wait_for_change, seen, 0.2)
+            worker.cancel()
+            await asyncio.wait({worker})
+
+    asyncio.run(works())
+    with desk.app() as app:
+        assert kinds(app)["GateExpired"] == 1 and app.head("run-1").lease_owner is None
 
 
 def test_hours_that_are_over_for_good_leave_the_gate_closed_and_stuck(desk: Desk) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from tests.support.deaths import dying_at
 from tests.support.world import assert_whole
+from tests.waits.conftest import NewStore
 from tests.waits.desk import FRIDAY, HOUR, MONDAY_NOON, MS, OFFICE, Desk, kinds, results, use
 
 from outlast import Outlast, ToolContext, Wait, tool
@@ -33,8 +34,8 @@ def paying(
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Desk:
-    desk = Desk(tmp_path)
+def desk(tmp_path: Path, new_store: NewStore) -> Desk:
+    desk = Desk(tmp_path, url=new_store())
     paying(desk)
     return desk
 
@@ -149,12 +150,12 @@ def test_names_that_are_none(desk: Desk, name: Any) -> None:
 
 @pytest.mark.parametrize("effect", ["read", "idempotent", "at_most_once"])
 @pytest.mark.parametrize("point", ["commit.before", "commit.after"])
-def test_a_crash_between_any_two_commits(tmp_path: Path, point: str, effect: str) -> None:
+def test_a_crash_between_any_two_commits(tmp_path: Path, new_store: NewStore, point: str, effect: str) -> None:
     """The wait is saved or it is not: what was charged twice was charged under one key, and an at-most-once charge is asked about."""
     for nth in range(1, 10):
         folder = tmp_path / f"{nth}"
         folder.mkdir()
-        desk = Desk(folder)
+        desk = Desk(folder, url=new_store())
         paying(desk, effect=effect)
         app = desk.app()
         try:

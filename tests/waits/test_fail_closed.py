@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from tests.support.deaths import dying_at
 from tests.support.world import assert_whole
+from tests.waits.conftest import NewStore
 from tests.waits.desk import Desk, kinds, results, use
 
 from outlast.core import codec
@@ -14,8 +15,8 @@ from outlast.errors import GateClosed, OutlastError, UsageError
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Desk:
-    return Desk(tmp_path)
+def desk(tmp_path: Path, new_store: NewStore) -> Desk:
+    return Desk(tmp_path, url=new_store())
 
 
 HISTORY = [

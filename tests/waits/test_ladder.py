@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from tests.support.deaths import dying_at
 from tests.support.world import assert_whole
+from tests.waits.conftest import NewStore
 from tests.waits.desk import FRIDAY, HOUR, LADDER, MONDAY_NOON, MS, OFFICE, Desk, kinds, results
 
 from outlast import Outlast, approval
@@ -19,8 +20,8 @@ CLIMB = ["opened", "reminder", "escalated", "expired"]
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Desk:
-    return Desk(tmp_path, gate=LADDER)
+def desk(tmp_path: Path, new_store: NewStore) -> Desk:
+    return Desk(tmp_path, gate=LADDER, url=new_store())
 
 
 def test_every_rung_is_an_entry_and_a_notice(desk: Desk) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from tests.support.world import assert_whole
+from tests.waits.conftest import NewStore
 from tests.waits.desk import Desk, kinds
 
 from outlast import Gate, Outlast
@@ -38,8 +39,8 @@ def broken(person: str, gate: Gate) -> bool:
         (lambda person, gate: 1, "priya"),
     ],
 )
-def test_no_and_whatever_is_not_true_is_refused_and_recorded(tmp_path: Path, may: Any, person: str) -> None:
-    desk = Desk(tmp_path, more={"may_decide": may})
+def test_no_and_whatever_is_not_true_is_refused_and_recorded(tmp_path: Path, new_store: NewStore, may: Any, person: str) -> None:
+    desk = Desk(tmp_path, url=new_store(), more={"may_decide": may})
     app = desk.waiting()
     with pytest.raises(NotAllowed) as e:
         app.decide("run-1", approved=True, decided_by=person)
@@ -53,8 +54,8 @@ def test_no_and_whatever_is_not_true_is_refused_and_recorded(tmp_path: Path, may
 
 
 @pytest.mark.parametrize("may", [{"support-lead": ["priya"]}, not_the_starter])
-def test_who_may_does(tmp_path: Path, may: May) -> None:
-    desk = Desk(tmp_path, more={"may_decide": may})
+def test_who_may_does(tmp_path: Path, new_store: NewStore, may: May) -> None:
+    desk = Desk(tmp_path, url=new_store(), more={"may_decide": may})
     app = desk.waiting()
     gate = app.decide("run-1", approved=True, decided_by="priya")
     assert (gate.decided_by, gate.outcome) == ("priya", "approved")
@@ -62,9 +63,9 @@ def test_who_may_does(tmp_path: Path, may: May) -> None:
     assert desk.sent == ["run-1:toolu_01"] and kinds(app)["DecisionRefused"] == 0
 
 
-def test_a_process_that_does_not_ask_cannot_decide(tmp_path: Path) -> None:
+def test_a_process_that_does_not_ask_cannot_decide(tmp_path: Path, new_store: NewStore) -> None:
     """A plain command on the same file does not know who may: it is refused, whoever it says it is."""
-    desk = Desk(tmp_path, more={"may_decide": {"support-lead": ["priya"]}})
+    desk = Desk(tmp_path, url=new_store(), more={"may_decide": {"support-lead": ["priya"]}})
     desk.waiting().close()
     with Outlast(desk.store, clock=desk.clock) as bare, pytest.raises(NotAllowed, match="--app"):
         bare.decide("run-1", approved=True, decided_by="priya")
@@ -72,8 +73,8 @@ def test_a_process_that_does_not_ask_cannot_decide(tmp_path: Path) -> None:
         assert app.resume_sync("run-1").status == "waiting_for_approval"
 
 
-def test_the_refused_can_be_told_apart_from_the_decided(tmp_path: Path) -> None:
-    desk = Desk(tmp_path, more={"may_decide": {"support-lead": ["priya"]}})
+def test_the_refused_can_be_told_apart_from_the_decided(tmp_path: Path, new_store: NewStore) -> None:
+    desk = Desk(tmp_path, url=new_store(), more={"may_decide": {"support-lead": ["priya"]}})
     app = desk.waiting()
     for person in ("tom", "ann"):
         with pytest.raises(NotAllowed, match="asked"):

@@ -5,20 +5,21 @@ from __future__ import annotations
 from datetime import UTC, timedelta
 from pathlib import Path
 
-import apsw
 import pytest
 from tests.support.deaths import dying_at
+from tests.waits.conftest import NewStore
 from tests.waits.desk import HOUR, Desk, use
 
 from outlast import Limits, Outlast, ToolContext, Wait, approval, tool
+from outlast.runtime import notices
 from outlast.runtime.clock import wall
 from outlast.testing import ManualClock
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Desk:
+def desk(tmp_path: Path, new_store: NewStore) -> Desk:
     """At the machine's own time: the view knows no other clock."""
-    return Desk(tmp_path, clock=ManualClock(wall()))
+    return Desk(tmp_path, url=new_store(), clock=ManualClock(wall()))
 
 
 def reasons(app: Outlast) -> list[tuple[str, str]]:
@@ -130,22 +131,21 @@ def test_workers_that_die_over_it(desk: Desk) -> None:
     assert command == "outlast retry run-1" and reason.startswith("worker died 5 times while asking the model")
 
 
-def test_a_notice_for_somebody_whom_no_process_tells_any_more(desk: Desk) -> None:
+def test_a_notice_for_somebody_whom_no_process_tells_any_more(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def ends_before(self: notices.Teller) -> int:
+        return 0
+
     desk.clock = ManualClock(wall() - timedelta(minutes=6))
-
-    def told(notice: object) -> None:
-        raise ConnectionError
-
-    desk.more = {"notify": [told]}
-    desk.waiting().close()
-    with Outlast(desk.store, clock=desk.clock) as bare:
-        assert bare.stuck() == []  # tried once: it will be tried again
-    db = apsw.Connection(desk.store)
-    db.execute("UPDATE notice SET tries = 0")  # as if nobody had ever taken it
-    db.close()
-    with Outlast(desk.store, clock=desk.clock) as bare:
-        [(reason, command)] = reasons(bare)
-        assert "could not be delivered to python:" in reason and command == "outlast sweep"
+    with monkeypatch.context() as patch:
+        patch.setattr(notices.Teller, "deliver", ends_before)
+        desk.waiting().close()
+    with Outlast(desk.store, clock=desk.clock) as other:  # it tells nobody
+        assert other.sweep() == 0
+        [(reason, command)] = reasons(other)
+        assert "waits for a process that tells python:builtins.list.append" in reason and command == "outlast sweep"
+    with desk.app() as app:
+        assert app.sweep() == 1
+        assert reasons(app) == []
 
 
 def test_waits_that_end_by_themselves_are_not_stuck(desk: Desk) -> None:

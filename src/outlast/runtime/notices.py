@@ -85,7 +85,7 @@ def targets(notify: Sequence[str | Callable[[Notice], Any]], settings: Callable[
 
 def _named(function: Callable[..., Any]) -> str:
     where = function if hasattr(function, "__qualname__") else type(function)
-    return f"python:{getattr(where, '__module__', '')}.{where.__qualname__}"
+    return f"python:{getattr(where, '__module__', None) or 'builtins'}.{where.__qualname__}"
 
 
 def _mark(url: str) -> str:

@@ -256,7 +256,9 @@ found(run_no, since, reason, command) AS (
      WHERE g.outcome IS NULL AND g.kind IN ('approval', 'verification', 'budget') AND g.kind = 'verification'
     UNION ALL
     SELECT n.run_no, n.created_at,
-           'the notice (' || n.kind || ') of ' || n.gate_id || ' could not be delivered to ' || n.target || ' in ' || n.tries || ' tries'
+           'the notice (' || n.kind || ') of ' || n.gate_id
+           || CASE WHEN n.tries = 0 THEN ' waits for a process that tells ' || n.target
+                   ELSE ' could not be delivered to ' || n.target || ' in ' || n.tries || ' tries' END
            || CASE WHEN n.next_try_at IS NULL THEN ', it is not tried again' ELSE '' END || coalesce(': ' || n.error, ''),
            'outlast sweep'
       FROM clock, notice n INDEXED BY notice_due JOIN run r ON r.run_no = n.run_no
