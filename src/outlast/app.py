@@ -20,17 +20,20 @@ from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta
 from decimal import Decimal
+from types import EllipsisType
 from typing import Any, Literal, Self, TypeVar, cast
 
-from outlast import alone, settings
+from outlast import alone, engines, settings
 from outlast.agent import Agent, library
 from outlast.core import codec
 from outlast.core import messages as m
 from outlast.core import run as r
+from outlast.core import step as s
 from outlast.core.gate import GateRow
 from outlast.core.step import may_go_on
 from outlast.documents import Checkpoint, Event, Gate, Message, Notice, Out, Run, RunHead, Status, Stuck, Tags, gate_of, head_fields
-from outlast.errors import InvariantViolated, LeaseLost, NotAllowed, OutlastError, RunBusy, RunExists, RunNotFound, UsageError
+from outlast.engines.base import Engine, Taken
+from outlast.errors import InvariantViolated, LeaseLost, NotAllowed, OutlastError, RunBusy, RunExists, RunNotFound, StoreError, UsageError
 from outlast.gates import check_duration, check_instant
 from outlast.models import resolve
 from outlast.openrun import OpenRun
@@ -55,6 +58,7 @@ FOREGROUND = timedelta(seconds=60)  # `run` and `resume` sleep through timers up
 BACKGROUND = timedelta(seconds=5)  # a worker gives the lease back for anything longer
 STOP_TELLING_S = 5.0  # for what is being sent when a worker ends
 LOOK_FOR_STUCK_S = 300.0  # between two looks of a worker for runs that do not go on by themselves
+DRIVERS = (base.BUILT_IN, "temporal", "restate", "dbos", "inngest")
 SCRIPT = "script"  # runs.driver of runs that a program drives by hand
 MAX_TAGS, MAX_TAG_KEY, MAX_TAG_VALUE = 16, 64, 256
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
@@ -94,7 +98,7 @@ class Outlast:
         notify: Sequence[str | Callable[[Notice], Any]] = (),
         may_decide: Callable[[str, Gate], bool] | Mapping[str, Sequence[str]] | None = None,
         on_event: Callable[[Event], None] | None = None,
-        engine: Any = None,
+        engine: str | Engine | None = None,
         prices: Mapping[str, Mapping[str, Decimal]] = {},
         lease: timedelta = timedelta(seconds=30),
         clock: ManualClock | None = None,
@@ -111,6 +115,7 @@ class Outlast:
         self._agents = _all_agents(agents)
         self._deps, self._lifespan, self._entered = deps, lifespan, _NOTHING
         self._notify, self._may_decide, self._prices, self._engine = tuple(notify), may_decide, checked_prices(prices), engine
+        self._engine_made: Engine | EllipsisType | None = ...
         self._told = notices.targets(notify, _notice_settings)
         self._tellers: list[notices.Teller] = []
         self._listeners: list[Callable[[Event], None]] = [on_event] if on_event else []
@@ -147,6 +152,9 @@ class Outlast:
         drives it now), StoreError. What was saved stands; `resume` goes on.
         """
         self._mine(agent)
+        if self.engine is not None:
+            started = await self._blocking(lambda: self.start(agent, input, run_id=run_id, tags=tags, by=by))
+            return cast("Run[Out]", await self._until_it_waits(started.run_id))
         new = self._new_run(agent, input, run_id, tags, by)
         head, lease, created = await self._blocking(lambda: self._store.start(new, owner=owner.me(), lease_s=self._lease_s))
         if not created:
@@ -168,6 +176,9 @@ class Outlast:
         Raises RunNotFound, RunBusy (owner, until), UsageError where this process lacks the agent.
         """
         head = await self._blocking(self._store.head, run_id)
+        if self.engine is not None and head.driver == self.engine.driver:
+            await self._blocking(self._poke_engine, head)
+            return await self._until_it_waits(run_id)
         if head.status not in base.ENDED:
             agent = self._agents.get(head.agent)
             if agent is None:
@@ -204,6 +215,9 @@ class Outlast:
             )
         if not self._agents:
             raise UsageError("a worker needs agents", hint="Outlast(agents=[...])")
+        if self.engine is not None:
+            await self.engine.worker(self)
+            return
         async with self._deps_now() as deps, self._telling() as teller:
             worker = Worker(
                 self._store, self._keeper, agents=list(agents) or list(self._agents), concurrency=concurrency, grace=grace, lease_s=self._lease_s,
@@ -279,9 +293,13 @@ class Outlast:
         `agent`: an Agent of this app, or a name, from a process without its code. Raises UsageError, RunExists (other agent or input), StoreError.
         """
         new = self._new_run(agent, input, run_id, tags, by)
+        if self.engine is not None:
+            new = replace(new, driver=self.engine.driver)
         head, _, created = self._store.start(new)
         if not created:
             self._same(head, new)
+        if self.engine is not None and head.driver == self.engine.driver and head.status not in base.ENDED:
+            self._tell_engine(self.engine.start, head.run_id)
         return RunHead(**head_fields(head))
 
     def decide(self, run_id: str, call_id: str | None = None, *, approved: bool, decided_by: str, note: str | None = None,
@@ -635,8 +653,11 @@ class Outlast:
         for entry in entries:
             if isinstance(entry, r.GateOpened) and entry.kind == "run" and entry.args:
                 agent = self._agents.get(str(entry.args["agent"])) or str(entry.args["agent"])
-                new = self._new_run(agent, str(entry.args["task"]), None, run.tags, run.started_by, child_id=str(entry.args["run_id"]), asks=run.asks)
-                out.append(replace(new, parent_run_id=run.id, parent_call_id=entry.call_id,
+                new = self._new_run(
+                    agent, str(entry.args["task"]), None, run.tags, run.started_by, child_id=str(entry.args["run_id"]), asks=run.asks
+                )
+                driver = self.engine.driver if self.engine is not None else base.BUILT_IN  # whoever drives the parent drives the child
+                out.append(replace(new, driver=driver, parent_run_id=run.id, parent_call_id=entry.call_id,
                                    entries=[replace(e, parent_run_id=run.id, parent_call_id=entry.call_id) if isinstance(e, r.RunStarted) else e
                                             for e in new.entries]))  # fmt: skip
         return out
@@ -879,7 +900,93 @@ class Outlast:
             raise UsageError(f"args do not fit {name}: they could not be upgraded for {tool.name}: {type(e).__name__}: {e}") from None
 
     def _outside(self, run_id: str, plan: base.Plan, *, entry_id: str | None = None) -> tuple[base.Head, Any, bool]:
-        return self._store.outside(_ref(run_id), plan, entry_id=entry_id)
+        head, value, written = self._store.outside(_ref(run_id), plan, entry_id=entry_id)
+        if written:
+            self._poke_engine(head)
+        return head, value, written
+
+    # ---- an engine takes the steps ------------------------------------------------------------------------------------------------
+
+    @property
+    def engine(self) -> Engine | None:
+        """Who takes the steps of runs that are started here; None: the built-in worker."""
+        if self._engine_made is ...:
+            given = self._engine
+            if given is None and (found := settings.engine()) is not None:
+                given = found.value
+            self._engine_made = None if given is None else engines.resolve(given)
+        return self._engine_made
+
+    async def step(self, run_id: str, *, deps: Any) -> Taken:
+        """Take one step of a run: what an engine's activity does. It claims for itself, and gives the lease back with what it saved."""
+        engine = self.engine
+        assert engine is not None
+        head = await self._blocking(self._store.head, run_id)
+        if head.status in base.ENDED:
+            return Taken(run_id, head.seq, "done", None, head.status, None)
+        agent = self._agents.get(head.agent)
+        if agent is None:
+            return Taken(run_id, head.seq, "wait", None, "waiting_for_code", None)
+        try:
+            lease = await self._blocking(lambda: self._store.claim_run(run_id, owner.me(), lease_s=self._lease_s, driver=engine.driver))
+        except RunBusy as e:
+            return Taken(run_id, head.seq, "busy", None, head.status, e.until)
+        crashpoints.point("claim.after")
+        drive = self._drive_of(lease, agent, deps=deps, patience_s=0)
+        try:
+            saved = await drive.step()
+        except LeaseLost:
+            return Taken(run_id, drive.run.seq, "busy", None, "running", None)
+        for entry in saved.entries:
+            if isinstance(entry, r.GateOpened) and entry.kind == "run" and entry.args:
+                await self._blocking(self._tell_engine, engine.start, str(entry.args["run_id"]))
+        if isinstance(saved.step, s.Finish) and drive.run.parent_run_id:
+            await self._blocking(self._tell_engine, engine.wake, drive.run.parent_run_id)
+        return taken(run_id, drive.run.seq, saved.step, saved.status)
+
+    def due_runs(self) -> list[str]:
+        """This engine's runs that are due and that nobody holds: its worker pokes them, so that a lost poke costs time only."""
+        assert self.engine is not None
+        driver = self.engine.driver
+        parked = self._store.parked(agents=list(self._agents), driver=driver)
+        needs = [(agent, what) for agent, what in parked if self._satisfies(agent, what)]
+        return self._store.due(agents=list(self._agents), driver=driver, needs=needs)
+
+    def move(self, run_id: str, to: str) -> RunHead:
+        """Give a run that waits to another driver: built-in, temporal, restate, dbos or inngest."""
+        if to not in DRIVERS:
+            raise UsageError(f"to must be one of {', '.join(DRIVERS)}, not {to!r}", run_id=run_id)
+        if to != base.BUILT_IN and (self.engine is None or self.engine.driver != to):
+            raise UsageError(f"this application does not use {to}", hint=f"OUTLAST_ENGINE={to}://...", run_id=run_id)
+        head = self._store.drive_by(_ref(run_id), to)
+        if self.engine is not None and head.driver == self.engine.driver:
+            self._tell_engine(self.engine.start, run_id)
+        return RunHead(**head_fields(head))
+
+    def _poke_engine(self, head: base.Head) -> None:
+        if self.engine is None or head.driver != self.engine.driver:
+            return
+        self._tell_engine(self.engine.cancel if head.status == "cancelled" else self.engine.wake, head.run_id)
+
+    @staticmethod
+    def _tell_engine(verb: Callable[[str], None], run_id: str) -> None:
+        """The store's side stands already: an engine that cannot be reached hears of it from its worker, a little later."""
+        try:
+            verb(run_id)
+        except StoreError as e:
+            log.warning("run %s: %s; its worker will see it", run_id, e, extra={"run_id": run_id})
+
+    async def _until_it_waits(self, run_id: str) -> Run[Any]:
+        """Until a run that somebody else drives waits for more than a moment, or is over."""
+        seen: int | None = None
+        while True:
+            seen = await self._blocking(self._store.wait_for_change, seen, 1.0)
+            head = await self._blocking(self._store.head, run_id)
+            short = head.status == "waiting_for_timer" and head.wake_at is not None and head.wake_at - self._store.now() <= FOREGROUND
+            if head.status in base.ENDED or (
+                head.status.startswith("waiting_") and not short and not head.held and not _is_due(head, self._store.now())
+            ):
+                return await self._blocking(self.get, run_id)
 
     def _plain(self, name: str, value: Any) -> Any:
         try:
@@ -935,6 +1042,24 @@ def open_store(given: str | os.PathLike[str] | None, *, clock: ManualClock | Non
 
 async def _by_hand(request: Any) -> Any:
     raise UsageError("this run is driven by hand: app.open(...)")
+
+
+def _is_due(head: base.Head, now: datetime) -> bool:
+    """Is somebody about to look at it? (A decision that has just come sets wake_at to now.)"""
+    return head.wake_at is not None and head.wake_at <= now and head.needs is None
+
+
+def taken(run_id: str, seq: int, step: s.Step, status: str) -> Taken:
+    """A step's outcome as an engine sees it."""
+    match step:
+        case s.Finish():
+            return Taken(run_id, seq, "done", None, status, None)
+        case s.RunCalls(calls):
+            return Taken(run_id, seq, "tool", ", ".join(c.name for c in calls), status, None)
+        case s.Wait(until=until):
+            return Taken(run_id, seq, "wait", None, status, until)
+        case _:
+            return Taken(run_id, seq, "model", None, status, None)
 
 
 def _raised(run_id: str, asked: Mapping[str, Any], entry: r.GateDecided) -> r.GateDecided:

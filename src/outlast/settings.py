@@ -75,6 +75,13 @@ def app(flag: str | None = None) -> Found | None:
     return _found("app", flag, "--app", "OUTLAST_APP", in_file=True)
 
 
+def engine(argument: str | None = None) -> Found | None:
+    """The URL of the engine that takes the steps, or None: the built-in worker does."""
+    if argument is not None:
+        return Found(argument, "engine")
+    return _found("engine", None, "--engine", "OUTLAST_ENGINE", in_file=True)
+
+
 def who(flag: str | None = None) -> str:
     """The person who acts: `--by`, OUTLAST_BY, the login name. Raises UsageError with none of them."""
     if found := _found("by", flag, "--by", "OUTLAST_BY"):

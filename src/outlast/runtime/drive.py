@@ -132,6 +132,32 @@ class Drive:
             self.keeper.remove(self.writer.lease.run_id)
             await self._stop_tasks()
 
+    async def step(self) -> Saved:
+        """One step (a model call, or a batch of calls) and the lease goes back in the append that saves it: for an engine's activity."""
+        self.keeper.add(self.writer.lease, self._news)
+        try:
+            saved = await self._begin()
+            if not saved.released:
+                if isinstance(saved.step, s.RunCalls):
+                    self._start(saved.step.calls)
+                work = asyncio.ensure_future(self._ask_model() if isinstance(saved.step, s.CallModel) else self._listen(None))
+                self.draining = True
+                saved = await work
+            while not saved.released:
+                saved = await self._take(saved.step)
+            point("release.after")
+            return saved
+        except asyncio.CancelledError:
+            await self._give_back()
+            raise
+        finally:
+            self.keeper.remove(self.writer.lease.run_id)
+            await self._stop_tasks()
+
+    def _start(self, calls: Sequence[s.RunCall]) -> None:
+        for call in calls:
+            self.tasks[call.call_id] = asyncio.ensure_future(self._call(call))
+
     async def _give_back(self) -> None:
         """Our own task was cancelled: save what has come, give the lease back, due at once."""
         self.drain(timedelta(0))
@@ -203,8 +229,7 @@ class Drive:
             case s.CallModel() if not self.draining:
                 return await self._ask_model()
             case s.RunCalls(calls) if not self.draining:
-                for call in calls:
-                    self.tasks[call.call_id] = asyncio.ensure_future(self._call(call))
+                self._start(calls)
                 return await self._listen(None)
             case s.Wait(until=until):
                 return await self._listen(until)
@@ -251,6 +276,12 @@ class Drive:
 
     async def _ask_model(self) -> Saved:
         task = asyncio.ensure_future(self._ask())
+        try:
+            return await self._heard_or_stopped(task)
+        finally:
+            task.cancel()
+
+    async def _heard_or_stopped(self, task: asyncio.Task[Sequence[r.Entry]]) -> Saved:
         while not task.done():
             news = asyncio.ensure_future(self.news.wait())
             left = self.drained_at - monotonic() if self.drained_at is not None else None

@@ -302,6 +302,14 @@ class Store(Protocol):
         """Take this run, due or not. Raises RunBusy (owner, until) where its lease is not over, Refused where another driver has it."""
         ...
 
+    def due(self, *, agents: Sequence[str], driver: str, limit: int = 100, needs: Sequence[tuple[str, str]] = ()) -> list[str]:
+        """Run ids of this driver that are due (or whose lease is over) and that nobody holds: an engine is poked for them. Nothing is taken."""
+        ...
+
+    def drive_by(self, run_id: str, driver: str) -> Head:
+        """Give a run that waits, and that nobody holds, to another driver. Raises Refused where it does not wait, RunBusy where it is held."""
+        ...
+
     def parked(self, *, agents: Sequence[str], driver: str = BUILT_IN) -> list[tuple[str, str]]:
         """Distinct (agent, needs) of runs that wait for code."""
         ...
@@ -319,7 +327,7 @@ class Store(Protocol):
         ...
 
     def mark(self, lease: Lease, head: NewHead) -> None:
-        """Write only the head, under the fence: of a run whose journal cannot be read. Its gates are left as they are."""
+        """Write only the head (status, reason, needs), under the fence: of a run whose journal cannot be read. Its gates are left as they are."""
         ...
 
     def reap(self) -> int:

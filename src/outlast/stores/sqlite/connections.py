@@ -26,7 +26,7 @@ from outlast.stores.sqlite.group import Writer
 
 _T = TypeVar("_T")
 _IDLE_READERS = 8  # kept open; more are opened and closed as needed
-_FORK_WAIT_S = 5.0  # for what runs at that moment
+_QUIET_WAIT_S = 5.0  # before a fork or a close, for what runs at that moment
 _all: weakref.WeakSet[Connections] = weakref.WeakSet()
 _hooks: list[bool] = []
 
@@ -130,7 +130,7 @@ class Connections:
     # ---- closing, and forks ---------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """A later use opens the file again."""
+        """Waits for what other threads do at that moment; a later use opens the file again."""
         if os.getpid() != self._pid:
             self._disown()
         with speaking(self.path):
@@ -138,6 +138,7 @@ class Connections:
 
     def _close(self) -> None:
         with self._changed:
+            self._changed.wait_for(lambda: self._using == 0, _QUIET_WAIT_S)
             connections = self._held()
             self._writer, self._watcher = None, None
             self._idle.clear()
@@ -151,7 +152,7 @@ class Connections:
         """Before a fork: wait for what runs, then close. In memory there is nothing to close: the data would be gone."""
         with self._changed:
             self._suspended = True
-            done = self._changed.wait_for(lambda: self._using == 0, _FORK_WAIT_S)
+            done = self._changed.wait_for(lambda: self._using == 0, _QUIET_WAIT_S)
         if done and not self.memory:
             try:
                 self._close()

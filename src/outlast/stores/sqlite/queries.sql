@@ -33,6 +33,12 @@ SELECT lease_until, run_no, 1 FROM run INDEXED BY run_held
  WHERE driver = :driver AND agent = :agent AND lease_until <= :boot_now AND lease_owner IS NOT NULL
  ORDER BY lease_until LIMIT :limit
 
+-- ids_of --
+SELECT run_no, run_id FROM run WHERE run_no IN (SELECT value FROM json_each(:numbers))
+
+-- drive_by --
+UPDATE run SET driver = :driver, updated_at = :now WHERE run_no = :run_no
+
 -- parked --
 SELECT DISTINCT agent, needs FROM run INDEXED BY run_parked
  WHERE driver = :driver AND agent = :agent AND needs IS NOT NULL AND lease_owner IS NULL
@@ -68,7 +74,7 @@ UPDATE run SET lease_owner = NULL, lease_until = NULL, lease_boot = NULL, lease_
 RETURNING 1
 
 -- mark --
-UPDATE run SET lease_owner = NULL, lease_until = NULL, lease_boot = NULL, lease_until_at = NULL, wake_at = NULL, needs = NULL,
+UPDATE run SET lease_owner = NULL, lease_until = NULL, lease_boot = NULL, lease_until_at = NULL, wake_at = NULL, needs = :needs,
        status = :status, reason = :reason, updated_at = :now
  WHERE run_no = :run_no AND fence = :fence AND nonce = :nonce AND lease_owner IS NOT NULL
 RETURNING 1

@@ -11,8 +11,8 @@ import apsw
 
 from outlast.core import codec
 from outlast.core.gate import GateRow
-from outlast.core.run import EPOCH, Entry, MessageAdded, from_row, headed, instant, ms, to_row
-from outlast.errors import InvariantViolated
+from outlast.core.run import EPOCH, Entry, MessageAdded, NewerFormat, from_row, headed, instant, ms, to_row
+from outlast.errors import InvariantViolated, SchemaTooNew
 from outlast.stores import sql
 from outlast.stores.base import Head, JournalRow, Place, chain, genesis
 
@@ -76,6 +76,8 @@ def entry(row: Row, run: str) -> Entry:
     """An entry of a `load` row. A row that cannot be read stops its own run, and no other."""
     try:
         return from_row(row[2], row[3], row[4], by=row[6], entry_id=row[7], at=instant(row[5]))
+    except NewerFormat as e:
+        raise SchemaTooNew(f"run {run}: {e}", hint="update outlast, or use the newer worker", run_id=run, needs=f"format:{e.format}") from e
     except codec.Unstorable as e:
         raise InvariantViolated(f"entry {row[0]} of run {run} cannot be read: {e}", hint="outlast store check", run_id=run) from e
 

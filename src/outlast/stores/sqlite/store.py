@@ -189,6 +189,28 @@ class SQLiteStore(Pages):
 
         return self._files.write(work)
 
+    def due(self, *, agents: Sequence[str], driver: str, limit: int = 100, needs: Sequence[tuple[str, str]] = ()) -> list[str]:
+        def work(db: apsw.Connection) -> list[str]:
+            numbers = self._claimable(db, driver, agents, needs, limit, with_over=True)
+            found: dict[int, str] = dict(ask(db, Q["ids_of"], {"numbers": _json(numbers)}))
+            return [found[n] for n in numbers if n in found]
+
+        return self._files.read(work)
+
+    def drive_by(self, run_id: str, driver: str) -> Head:
+        def work(db: apsw.Connection) -> Head:
+            head = self._head(db, run_id)
+            if head.held:
+                holder, until = head.lease_owner or "?", head.lease_until or self.now()
+                raise RunBusy(f"{run_id} is driven by {owners.short(holder)} until {iso(until)}", owner=holder, until=until, run_id=run_id)
+            if head.driver != driver:
+                if not head.status.startswith("waiting_"):
+                    raise Refused(f"{run_id} is {head.status}: it can be moved only while it waits", run_id=run_id, hint=f"outlast show {run_id}")
+                ask(db, Q["drive_by"], {"run_no": head.run_no, "driver": driver, "now": ms(self.now())})
+            return self._head(db, run_id)
+
+        return self._files.write(work)
+
     def parked(self, *, agents: Sequence[str], driver: str = BUILT_IN) -> list[tuple[str, str]]:
         return self._files.read(
             lambda db: [(a, n) for agent in agents for a, n in ask(db, Q["parked"], {"driver": driver, "agent": agent})]
@@ -228,7 +250,7 @@ class SQLiteStore(Pages):
     def mark(self, lease: Lease, head: NewHead) -> None:
         values = {
             "run_no": lease.run_no, "fence": lease.fence, "nonce": lease.nonce, "status": head.status, "reason": head.reason,
-            "now": ms(self.now())}  # fmt: skip
+            "needs": head.needs, "now": ms(self.now())}  # fmt: skip
 
         def work(db: apsw.Connection) -> None:
             if not ask(db, Q["mark"], values):
