@@ -109,7 +109,11 @@ class LeaseLost(StoreError):
 
 
 class SchemaTooNew(StoreError):
-    """The store was written by a newer version; it is untouched."""
+    """The store, or this run's journal, was written by a newer version; it is untouched. `needs`: what a run waits for."""
+
+    def __init__(self, message: str, *, hint: str = "", run_id: str | None = None, needs: str | None = None) -> None:
+        super().__init__(message, hint=hint, run_id=run_id)
+        self.needs = needs
 
 
 class ModelError(OutlastError):

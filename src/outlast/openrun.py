@@ -40,7 +40,7 @@ class OpenRun:
         self._lost = False
         self._row = app._store.head(lease.run_id)
         self._drive.head_row = self._row
-        self._writer.status = self._row.status
+        self._writer.status, self._writer.needed = self._row.status, self._row.needs
         self._writer.load()
         app._keeper.add(lease, self._news)
         self._saved: Saved = self._writer.save(self._drive.found_on_take_over())

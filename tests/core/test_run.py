@@ -54,6 +54,7 @@ SAMPLES: list[r.Entry] = [
     r.ModelCallLost(10, 20),
     r.WorkerDied(["a"], t(5)),
     r.VersionChanged("v2", "sha", "0.1"),
+    r.CallUpgraded("p", "post", {"n": 1}),
     r.TextSent([m.text("hurry")], by="ben", entry_id="e1"),
     r.GateDecided("approval:a", "approved", note="ok", args={"n": 1}, digest="d", result=None, has_result=True, by="priya"),
     r.DecisionRefused("approval:a", "late"),

@@ -109,7 +109,7 @@ UPDATE outlast.run SET lease_owner = NULL, lease_until = NULL, wake_at = %(now)s
 RETURNING 1
 
 -- mark --
-UPDATE outlast.run SET lease_owner = NULL, lease_until = NULL, wake_at = NULL, needs = NULL, status = %(status)s, reason = %(reason)s,
+UPDATE outlast.run SET lease_owner = NULL, lease_until = NULL, wake_at = NULL, needs = %(needs)s, status = %(status)s, reason = %(reason)s,
        updated_at = %(now)s
  WHERE run_no = %(run_no)s AND fence = %(fence)s AND nonce = %(nonce)s AND lease_owner IS NOT NULL
 RETURNING 1

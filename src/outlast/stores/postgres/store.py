@@ -285,7 +285,7 @@ class PostgresStore:
     def mark(self, lease: Lease, head: NewHead) -> None:
         values = {
             "run_no": lease.run_no, "fence": lease.fence, "nonce": lease.nonce, "status": head.status, "reason": head.reason,
-            "now": ms(self.now())}  # fmt: skip
+            "needs": head.needs, "now": ms(self.now())}  # fmt: skip
         if not self._write(lambda tx: tx.one("mark", values, commit=True)):
             raise self._lost(lease)
 
