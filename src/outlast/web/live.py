@@ -75,6 +75,7 @@ class Hub:
                 try:
                     await asyncio.wait_for(listener.news.wait(), BEAT_S)
                 except TimeoutError:
+                    self._start()
                     yield ": still here\n\n"
                     continue
                 listener.news.clear()
@@ -115,9 +116,9 @@ class Hub:
                             listener.print_ = print_
                             listener.news.set()
                 fresh = set(listeners)
-            except OutlastError as e:
+            except Exception as e:  # noqa: BLE001 - whatever fails, the pages that are open must not go deaf
                 log.warning("looking for changes failed: %s", type(e).__name__)
-                seen = None
+                seen, fresh = None, set()
             await asyncio.sleep(PAUSE_S)
 
     async def _look(self, topic: str) -> str | None:

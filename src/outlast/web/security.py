@@ -3,7 +3,8 @@
 Rules, in the order in which a request meets them
 1. `Host` is one of an exact list, port included; anything else is answered 421 and nothing else happens (DNS rebinding).
 2. A method that changes something must come from this page: `Sec-Fetch-Site` same-origin or none, and `Origin`, where it is sent, exactly
-   ours (`null` says nothing, and counts only beside a `Sec-Fetch-Site`). With neither of the two only a bearer token or a JSON call of the API is taken: no form of a browser sends either.
+   ours; `null` says nothing and counts only beside a `Sec-Fetch-Site`. With neither of the two only a bearer token or a JSON call of the
+   API is taken: no form of a browser sends either.
 3. A body is at most 1 MiB, not compressed, JSON for the API and a plain form for pages.
 4. Nobody is let in without a name: the application's own login (`get_user`), or the token: as a bearer, or as a cookie that was given for it.
    Free are exactly the paths of `FREE`, compared as the server decoded them.

@@ -79,6 +79,7 @@ def inbox(site: Site, request: Request, *, notice: Notice | None = None, trouble
         if request.method == "GET"
         else dict.fromkeys(("role", "kind", "agent"))
     )
+    live = _live(site, request, "inbox")  # the fingerprint first: what changes while the page is made is heard of afterwards
     everything = site.waiting(who, limit=MOST_ASKS)
     asked = [(h, g) for h, g in everything if _fits(h, g, given)]
     made = [ask(site, who, h, g, clock, trouble) for h, g in asked[:SHOWN_ASKS]]
@@ -93,7 +94,7 @@ def inbox(site: Site, request: Request, *, notice: Notice | None = None, trouble
         notice=notice or _done_notice(site, who, request, clock), running=site.app.reader.counts()["running"],
         decided=[(g, cards.decided_words(g)) for h, g in site.app.reader.decided(since=clock.now - timedelta(days=7), limit=20) if site.sees(who, h)][:6],
         command="outlast inbox" + (f" --role {given['role']}" if given["role"] else ""), here=_path(request, "/inbox") + _query_string(request),
-        live=_live(site, request, "inbox"))  # fmt: skip
+        live=live)  # fmt: skip
 
 
 def ask(site: Site, who: str, head: RunHead, gate: Gate, clock: text.Clock, trouble: Trouble | None = None) -> Card:
@@ -189,6 +190,7 @@ def runs(site: Site, request: Request) -> Response:
         "before": given["before"] or None,
     }
     where |= {"waiting": True} if given["status"] == "waiting" else {"status": given["status"] or None}
+    live = _live(site, request, "runs")
     found, following, scanned = _page(site, who, where)
     counts = site.app.reader.counts(**narrow) if site.may_view is None else None
     base = _path(request, "/runs")
@@ -200,7 +202,7 @@ def runs(site: Site, request: Request) -> Response:
                   *(Choice(STATUS_WORDS.get(s, s), base + query({**kept, "status": s}), given["status"] == s, _count(counts, s), _shape(s)) for s in STATUSES)],
         problem=problem, stuck=stuck[:STUCK_SHOWN], stuck_count=len({s.run_id for s in stuck}),
         filtered=any(kept.values()), scanned=scanned, older=base + query({**kept, "before": following}) if following else None,
-        newest=base + query(kept) if given["before"] else None, here=base + _query_string(request), live=_live(site, request, "runs"),
+        newest=base + query(kept) if given["before"] else None, here=base + _query_string(request), live=live,
         command=_runs_command(given))  # fmt: skip
 
 
@@ -296,6 +298,7 @@ def run(site: Site, request: Request, *, notice: Notice | None = None, trouble: 
     who, clock, run_id = who_of(request), site.clock(request.scope), request.path_params["run_id"]
     head = site.run(who, run_id)
     reader = site.app.reader
+    live = _live(site, request, f"run:{run_id}")
     length = reader.length(run_id)
     last_start = max(0, length - WINDOW)
     wanted = request.query_params.get("after", "")
@@ -319,7 +322,7 @@ def run(site: Site, request: Request, *, notice: Notice | None = None, trouble: 
         groups=story.groups, seconds=story.seconds, effects=story.effects(), said=story.conversation(), gates=gates[:MOST_GATES],
         entries=entries, length=length, pages=pages, notice=notice or _done_notice(site, who, request, clock),
         events=[str(g.args.get("event")) for g in waiting if g.kind == "event"], here=base + _query_string(request),
-        live=_live(site, request, f"run:{run_id}"))  # fmt: skip
+        live=live)  # fmt: skip
 
 
 def _commands(head: RunHead, waiting: Sequence[Gate]) -> list[str]:

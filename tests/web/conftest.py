@@ -1,0 +1,107 @@
+"""A served application for each test, and one Chromium for all of them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+
+from web.kite import TOKEN, Kite, Running, new_kite, serving
+
+
+expect.set_options(timeout=20_000)  # a machine that does much else is slow, not wrong
+
+
+@pytest.fixture
+def kite(tmp_path: Path) -> Kite:
+    return new_kite(tmp_path)
+
+
+@pytest.fixture
+def running(kite: Kite) -> Iterator[Running]:
+    with serving(kite) as server:
+        yield server
+
+
+@pytest.fixture
+def http(running: Running) -> Iterator[httpx.Client]:
+    """Logged in by the bearer token, as a program is."""
+    with httpx.Client(base_url=running.url, headers={"Authorization": f"Bearer {TOKEN}"}, timeout=30) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Browser]:
+    """Debian's Chromium, or the one that OUTLAST_CHROMIUM names."""
+    path = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    assert path, "these tests need Chromium: apt-get install chromium"
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-dev-shm-usage"])
+        yield browser
+        browser.close()
+
+
+@dataclass
+class Visit:
+    """A browser of its own, logged in. What no page may ever do is collected in `wrong`, and fails the test at its end."""
+
+    running: Running
+    context: BrowserContext
+    page: Page
+    wrong: list[str] = field(default_factory=list)
+
+    def go(self, path: str) -> Page:
+        self.page.goto(self.running.url + path)
+        return self.page
+
+    def watch(self, page: Page) -> Page:
+        def asked(request: Any) -> None:
+            if not request.url.startswith((self.running.url + "/", "blob:")):
+                self.wrong.append(f"asked for {request.url}")
+
+        def said(message: Any) -> None:
+            if message.type == "error" and "Failed to load resource" not in message.text:
+                self.wrong.append(message.text)
+
+        page.on("request", asked)
+        page.on("console", said)
+        page.on("pageerror", lambda e: self.wrong.append(str(e)))
+        page.on("dialog", lambda d: (self.wrong.append(f"dialog {d.message}"), d.dismiss()))
+        page.set_default_timeout(20_000)
+        return page
+
+    def new_page(self) -> Page:
+        return self.watch(self.context.new_page())
+
+
+@contextlib.contextmanager
+def visiting(browser: Browser, running: Running, **options: Any) -> Iterator[Visit]:
+    context = browser.new_context(
+        **{"viewport": {"width": 1280, "height": 900}, "timezone_id": "Europe/Berlin", "locale": "en-GB", **options}
+    )
+    try:
+        visit = Visit(running, context, context.new_page())
+        visit.watch(visit.page)
+        visit.page.goto(running.link())
+        if options.get("java_script_enabled", True):
+            visit.page.wait_for_url("**/inbox")
+        else:
+            visit.page.get_by_role("button", name="Log in").click()
+        yield visit
+        assert not visit.wrong, visit.wrong
+    finally:
+        context.close()
+
+
+@pytest.fixture
+def visit(chromium: Browser, running: Running) -> Iterator[Visit]:
+    with visiting(chromium, running) as one:
+        yield one
