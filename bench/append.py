@@ -52,7 +52,13 @@ def at(n: int, subjects: list[Any]) -> dict[str, float]:
     found = {name: measure.median(v) for name, v in times.items()}
     print(f"\n{n:,} messages ({len(str(history(n))):,} characters)")
     rows = [
-        (name, measure.us(found[name]), measure.us(measure.p95(v)), f"{found[name] / found[Insert.name]:.2f}", f"{found[name] / found[Ours.name]:.2f}")
+        (
+            name,
+            measure.us(found[name]),
+            measure.us(measure.p95(v)),
+            f"{found[name] / found[Insert.name]:.2f}",
+            f"{found[name] / found[Ours.name]:.2f}",
+        )
         for name, v in times.items()
     ]
     measure.table(["a step of", "median µs", "p95 µs", "× bare INSERT", "× Outlast"], rows)

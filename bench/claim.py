@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import apsw
+
 import measure
 from ours import AGENT
-from plain import Insert
-
 from outlast.stores.sqlite.store import SQLiteStore
+from plain import Insert
 
 RUNS = 4000
 HELD = 10_000
@@ -42,7 +42,9 @@ def main() -> None:
     targets.show()
 
 
-def table_of(place: str, base: str | None, rows: list[tuple[Any, ...]]) -> tuple[dict[tuple[int, int], float], dict[tuple[int, int], float]]:
+def table_of(
+    place: str, base: str | None, rows: list[tuple[Any, ...]]
+) -> tuple[dict[tuple[int, int], float], dict[tuple[int, int], float]]:
     single: dict[tuple[int, int], float] = {}
     batched: dict[tuple[int, int], float] = {}
     for workers, held in ((1, 0), (1, HELD), (4, 0)):

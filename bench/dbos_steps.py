@@ -9,6 +9,7 @@ import json
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,7 @@ def child(folder: Path) -> None:
     for line in sys.stdin:
         times.clear()
         agent(int(line))
-        print(json.dumps([b - a for a, b in zip(times, times[1:], strict=False)]), flush=True)
+        print(json.dumps([b - a for a, b in pairwise(times)]), flush=True)
 
 
 if __name__ == "__main__":

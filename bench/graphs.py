@@ -10,6 +10,7 @@ import os
 import sqlite3
 import time
 import uuid
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
@@ -56,7 +57,7 @@ def graph(saver: Any, loop: Loop, *, delta: bool = False, is_async: bool = False
         from langgraph.graph.message import _messages_delta_reducer
 
         channel = DeltaChannel(_messages_delta_reducer)
-    state: Any = TypedDict("State", {"messages": Annotated[list, channel]})  # noqa: UP013 - the annotation is a value
+    state: Any = TypedDict("State", {"messages": Annotated[list, channel]})
 
     def node(_: Any) -> Any:
         return loop.next()
@@ -111,7 +112,7 @@ class LangGraph:
     def go(self, thread: str, at: int, k: int) -> list[float]:
         self.loop.times, self.loop.at, self.loop.left = [], at + 1, k + 1
         self.invoke({"messages": [lc_message(at)]}, config(thread))
-        return [b - a for a, b in zip(self.loop.times, self.loop.times[1:], strict=False)]
+        return [b - a for a, b in pairwise(self.loop.times)]
 
     def invoke(self, given: Any, where: Any) -> None:
         self.graph.invoke(given, where, durability="sync")

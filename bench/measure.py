@@ -46,7 +46,10 @@ def kib(count: float) -> str:
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     cells = [[str(c) for c in row] for row in (head, *rows)]
     widths = [max(len(row[n]) for row in cells) for n in range(len(head))]
-    lines = ["| " + " | ".join(c.ljust(w) if n == 0 else c.rjust(w) for n, (c, w) in enumerate(zip(row, widths, strict=True))) + " |" for row in cells]
+    lines = []
+    for row in cells:
+        padded = (c.ljust(w) if n == 0 else c.rjust(w) for n, (c, w) in enumerate(zip(row, widths, strict=True)))
+        lines.append(f"| {' | '.join(padded)} |")
     lines.insert(1, "|" + "|".join("-" * (w + 1) + ("-" if n == 0 else ":") for n, w in enumerate(widths)) + "|")
     print("\n".join(lines), flush=True)
 
@@ -66,7 +69,14 @@ class Targets:
 
     def _add(self, what: str, got: float, limit: str, unit: str, met: bool, factor: float) -> None:
         self.missed += not met
-        self._rows.append((what, limit, f"{got:.3g}{unit}" if abs(got) < 1000 else f"{got:,.0f}{unit}", "met" if met else f"MISSED by a factor of {factor:.2f}"))
+        self._rows.append(
+            (
+                what,
+                limit,
+                f"{got:.3g}{unit}" if abs(got) < 1000 else f"{got:,.0f}{unit}",
+                "met" if met else f"MISSED by a factor of {factor:.2f}",
+            )
+        )
 
     def show(self) -> None:
         print()

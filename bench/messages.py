@@ -52,7 +52,8 @@ def history(n: int) -> list[Message]:
 def mixed(n: int) -> list[Message]:
     """Sizes as they come in practice: log-normal around 1 KB, from 0.2 to 30 KB."""
     sizes = random.Random(11)
-    return [first(), *(message(i, min(max(int(sizes.lognormvariate(6.9, 1)), 350), 30_000)) for i in range(n - 1))]
+    lengths = (int(sizes.lognormvariate(6.9, 1)) for _ in range(n - 1))
+    return [first(), *(message(i, sorted((350, length, 30_000))[1]) for i, length in enumerate(lengths))]
 
 
 def json_bytes(messages: list[Message]) -> int:

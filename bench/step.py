@@ -13,7 +13,6 @@ from typing import Any
 import measure
 from messages import first, message, piece
 from ours import Ours
-
 from outlast import Agent, Limits, Outlast, tool
 
 TURNS = 100

@@ -45,8 +45,24 @@ def counted(kind: str, n: int, folder: Path) -> tuple[float, float, float]:
     trace = folder / "trace"
     data = measure.sub(folder, "data")
     steps = STEPS if kind != "ours, long" else LONG
-    command = ["strace", "-f", "-qq", "-s", "64", "-e", "trace=fsync,fdatasync,write,pwrite64,pwritev,writev,unlink,unlinkat", "-o", str(trace)]
-    subprocess.run([*command, sys.executable, __file__, "child", kind, str(n), str(data)], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=900)
+    command = [
+        "strace",
+        "-f",
+        "-qq",
+        "-s",
+        "64",
+        "-e",
+        "trace=fsync,fdatasync,write,pwrite64,pwritev,writev,unlink,unlinkat",
+        "-o",
+        str(trace),
+    ]
+    subprocess.run(
+        [*command, sys.executable, __file__, "child", kind, str(n), str(data)],
+        check=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        timeout=900,
+    )
     syncs = written = unlinks = 0
     counting = False
     for line in joined(trace.read_text(errors="replace").splitlines()):

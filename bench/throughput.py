@@ -170,9 +170,8 @@ def langgraph_async(folder: Path, tasks: int, seconds: float) -> float:
 
 def whole_steps(seconds: float) -> None:
     """Not appends alone: agents with a scripted model and a tool, driven by a worker."""
-    from step import agent_of
-
     from outlast import Outlast
+    from step import agent_of
 
     rows = []
     for runs in (1, 8, 32, 256):
@@ -204,11 +203,14 @@ def four_processes(targets: measure.Targets, seconds: float) -> None:
             with measure.folder() as folder:
                 found = race(kind, folder, seconds)
             counts, errors = [f["steps"] for f in found], sum(f["errors"] for f in found)
-            share = min(counts) / max(max(counts), 1)
+            share = min(counts) / max(*counts, 1)
             if kind == "ours":
                 shares.append(share)
                 failures += errors
-            rows.append((kind, f"{sum(counts) / seconds:,.0f}", f"{min(counts)} … {max(counts)}", f"{share:.2f}", errors, f"{max(f['longest'] for f in found) * 1e3:,.0f}"))
+            longest = max(f["longest"] for f in found) * 1e3
+            rows.append(
+                (kind, f"{sum(counts) / seconds:,.0f}", f"{min(counts)} … {max(counts)}", f"{share:.2f}", errors, f"{longest:,.0f}")
+            )
     print(f"\n{PROCESSES} processes on one file, {seconds:g} s")
     measure.table(["", "steps a second", "slowest … fastest", "slowest / fastest", "errors", "longest wait ms"], rows)
     targets.at_least(f"{PROCESSES} processes: slowest / fastest", measure.median(shares), 0.5)

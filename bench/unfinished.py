@@ -9,11 +9,11 @@ import uuid
 from pathlib import Path
 
 import apsw
+
 import measure
 from ours import AGENT
-from plain import Article
-
 from outlast.stores.sqlite.store import SQLiteStore
+from plain import Article
 
 OPEN = 100
 
@@ -37,10 +37,8 @@ def main() -> None:
                 assert len(peer.db.execute(Article.UNFINISHED).fetchall()) == OPEN
                 slow.append(measure.now() - a)
             mine, theirs = measure.median(quick), measure.median(slow)
-            plan = apsw.Connection(ours.path).execute("EXPLAIN QUERY PLAN SELECT run_id FROM run WHERE status <> 'done' AND status <> 'failed' AND status <> 'cancelled'").fetchall()
             rows.append((f"{n:,}", "Outlast", f"{mine * 1e3:,.3f}", "1"))
             rows.append((f"{n:,}", Article.name, f"{theirs * 1e3:,.1f}", f"{theirs / mine:,.0f}"))
-            print(f"{n:,} runs: {plan[0][3]}\n")
             if n == 1_000_000:
                 targets.at_most("100 unfinished among 1,000,000", mine * 1e3, 1, " ms")
                 targets.at_least("against the article's query", theirs / mine, 1000, "×")

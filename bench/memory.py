@@ -1,0 +1,140 @@
+"""What does a run take in memory: one that waits, and one that is being driven?
+
+Resident memory of a process before and after, by the number of runs. A driven run sits in its model call; its messages are not counted
+to it (they are the same lists everywhere), so each starts with one short message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+import measure
+
+WAITING, ACTIVE, PEER = 2000, 2000, 300
+
+
+def main() -> None:
+    measure.header("memory: of a run that waits, and of one that is driven")
+    targets, rows = measure.Targets(), []
+    for kind, count in (("waiting", WAITING), ("active", ACTIVE), ("langgraph", PEER)):
+        with measure.folder(measure.memory_folder()) as folder:
+            done = subprocess.run(
+                [sys.executable, __file__, "child", kind, str(count), str(folder)], capture_output=True, text=True, check=False
+            )
+        assert "BYTES" in done.stdout, done.stderr[-2000:]
+        each = float(done.stdout.split("BYTES")[1])
+        what = {
+            "waiting": "Outlast, waiting",
+            "active": "Outlast, in its model call",
+            "langgraph": "LangGraph AsyncSqliteSaver, in a node",
+        }[kind]
+        rows.append((what, f"{count:,}", measure.kib(each)))
+        if kind != "langgraph":
+            targets.at_most(f"a run that is {kind}", each / 1024, 1 if kind == "waiting" else 8, " KiB")
+    measure.table(["", "runs", "KiB a run"], rows)
+    targets.show()
+
+
+def resident() -> int:
+    gc.collect()
+    return int(psutil.Process().memory_info().rss)
+
+
+async def of_ours(kind: str, count: int, folder: Path) -> float:
+    from outlast import Agent, Outlast, approval, tool
+
+    there = 0
+    forever = asyncio.Event()
+
+    @tool(gate=approval())
+    def pay(amount: int) -> str:
+        """Pay it."""
+        return "paid"
+
+    async def model(request: Any) -> Any:
+        nonlocal there
+        there += 1
+        if kind == "active":
+            await forever.wait()
+        return {"content": [{"type": "tool_use", "id": "call_1", "name": "pay", "input": {"amount": 1}}], "stop_reason": "tool_use"}
+
+    agent = Agent("bench", model=model, tools=[pay])
+    app = Outlast(folder / "outlast.db", agents=[agent])
+
+    async def some(first: int, number: int) -> None:
+        for n in range(first, first + number):
+            app.start(agent, "go", run_id=f"run-{n}")
+        await app.work(concurrency=number, until_idle=True)
+
+    await_these = asyncio.ensure_future(some(0, 64)) if kind == "waiting" else None
+    if await_these:  # threads, connections and caches are there before we look
+        await await_these
+        before = resident()
+        for n in range(64, 64 + count, 100):
+            await some(n, 100)
+        return (resident() - before) / count
+    for n in range(64):
+        app.start(agent, "go", run_id=f"warm-{n}")
+    task = asyncio.ensure_future(app.work(concurrency=10_000))
+    while there < 64:
+        await asyncio.sleep(0.01)
+    before = resident()
+    for n in range(count):
+        app.start(agent, "go", run_id=f"run-{n}")
+        await asyncio.sleep(0)
+    while there < 64 + count:
+        await asyncio.sleep(0.01)
+    assert not task.done()
+    return (resident() - before) / count
+
+
+async def of_langgraph(count: int, folder: Path) -> float:
+    from langgraph.graph import END, START, StateGraph
+    from langgraph.graph.message import MessagesState
+
+    import graphs
+
+    there = 0
+    forever = asyncio.Event()
+
+    async def model(_: Any) -> Any:
+        nonlocal there
+        there += 1
+        await forever.wait()
+        return {"messages": []}
+
+    g = StateGraph(MessagesState)
+    g.add_node("model", model)
+    g.add_edge(START, "model")
+    g.add_edge("model", END)
+    compiled = g.compile(checkpointer=await graphs.async_saver(folder))
+    tasks = []
+
+    async def some(first: int, number: int) -> None:
+        wanted = there + number
+        for n in range(first, first + number):
+            tasks.append(asyncio.ensure_future(compiled.ainvoke({"messages": [("user", "go")]}, graphs.config(f"t{n}"), durability="sync")))  # noqa: PERF401
+        while there < wanted:
+            await asyncio.sleep(0.01)
+
+    await some(0, 64)
+    before = resident()
+    await some(64, count)
+    return (resident() - before) / count
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["child"]:
+        _, _, kind, number, where = sys.argv
+        work = of_langgraph(int(number), Path(where)) if kind == "langgraph" else of_ours(kind, int(number), Path(where))
+        print("BYTES", asyncio.new_event_loop().run_until_complete(work), flush=True)
+        os._exit(0)  # what it holds is not given back one by one
+    main()
