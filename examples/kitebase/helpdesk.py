@@ -201,6 +201,7 @@ class HelpDesk:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
         db = sqlite3.connect(self.path, timeout=BUSY_S, isolation_level=None)
         try:
             db.execute("BEGIN IMMEDIATE")  # reads too: looking for a key and sending must be one step

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from outlast.runtime.crashpoints import POINTS
 from outlast.testing.crashmatrix.report import CrashReport
 
 if TYPE_CHECKING:
@@ -53,4 +54,4 @@ class CrashMatrix(Protocol):
     ) -> CrashReport: ...
 
 
-__all__ = ["CrashMatrix", "CrashReport"]
+__all__ = ["POINTS", "CrashMatrix", "CrashReport"]

@@ -1,7 +1,8 @@
 """What a case did that the undisturbed run did not, in words that name the tool, the point, and what to declare instead.
 
 What a crash may do, and nothing more: each death may cost one more call of the model; a `read` call may be made again; an `idempotent` one
-may be made again with its key, if the world then looks the same; whatever is in doubt may be asked of a person first (a gate of kind
+may be made again with its key, if the world then looks the same
+(where nobody looks, a repetition without the key is a finding); whatever is in doubt may be asked of a person first (a gate of kind
 verification more). Everything else is a finding.
 
 Values that differ between two undisturbed runs (a time of day, a random number) are left out of the comparison: `changing` finds where.
@@ -20,7 +21,7 @@ from outlast.testing.crashmatrix.life import Ended
 from outlast.testing.crashmatrix.watch import Attempt
 from outlast.tools import Tool
 
-_SHOWN = 300  # characters of a value in a finding
+_SHOWN = 160  # characters of a value in a finding
 _LINES = 6  # values of a list in a finding
 _UUID = re.compile(r"\b[0-9a-fA-F]{8}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{12}\b")
 Path_ = tuple[str, ...]
@@ -87,6 +88,8 @@ def differences(calm: Calm, found: Seen, deaths: int) -> list[str]:
     out = _effects(calm, found)
     if now.status != was.status:
         out.append(f"the run ends {now.status} ({now.reason}), undisturbed {was.status}")
+    elif out:
+        pass  # what an effect did twice shows in the messages too, and in nothing that would be news
     elif (told := _messages(calm, now)) is not None:
         out.append(told)
     elif now.statuses != was.statuses:
@@ -146,8 +149,8 @@ def _effects(calm: Calm, found: Seen) -> list[str]:
             out.append(_twice(calm, found, attempts, shown=shown))
         elif len({a.args for a in attempts}) > 1:
             out.append(f"{attempts[0].tool} ({call[1]}): sent {len(attempts)} times with other arguments each time")
-        elif shown and call in suspects:
-            out.append(_twice(calm, found, attempts, shown=True))
+        elif (shown and call in suspects) or (not calm.observes and call in suspects and _unkeyed(calm, attempts)):
+            out.append(_twice(calm, found, attempts, shown=shown))
     if shown and not out:
         out.append(f"observe sees something else, and no tool ran more often or less often; {_world(calm, found)}")
     return out
@@ -166,13 +169,22 @@ def _effect(calm: Calm, attempts: Sequence[Attempt]) -> str:
     return tool.effect if tool is not None else "at_most_once"
 
 
+def _unkeyed(calm: Calm, attempts: Sequence[Attempt]) -> bool:
+    """Repeated without a key that another system could know it by."""
+    return _effect(calm, attempts) == "idempotent" and not any(a.read_key for a in attempts)
+
+
 def _twice(calm: Calm, found: Seen, attempts: Sequence[Attempt], *, shown: bool) -> str:
     tool, call_id, effect = attempts[0].tool, attempts[0].call_id, _effect(calm, attempts)
-    made = _keys_made(calm, found) if effect == "idempotent" else []
+    made = _keys_made(calm, found, attempts) if effect == "idempotent" else []
     what = f"{tool} ({call_id}): sent {len(attempts)} times"
     if made:
         what += f", each time with another key: {' and '.join(made)}"
-    return f"{what}; {_declare(tool, attempts, effect, made)}" + (f"; {_world(calm, found)}" if shown else "")
+    declare = _declare(tool, attempts, effect, made)
+    if shown:
+        return f"{what}; {declare}; {_world(calm, found)}"
+    alone = effect == "idempotent" and not calm.observes
+    return f"{what}; {declare}" + ("; where it is harmless without a key, let observe show that the world is the same" if alone else "")
 
 
 def _declare(tool: str, attempts: Sequence[Attempt], effect: str, made: list[str]) -> str:
@@ -194,8 +206,12 @@ def _declare(tool: str, attempts: Sequence[Attempt], effect: str, made: list[str
     )
 
 
-def _keys_made(calm: Calm, found: Seen) -> list[str]:
-    """Keys in what `observe` saw, where it saw more of them than undisturbed: random ones, so none of ours."""
+def _keys_made(calm: Calm, found: Seen, attempts: Sequence[Attempt]) -> list[str]:
+    """Keys that the tool made itself, one an attempt: random UUIDs, or whatever of that form `observe` saw more of than undisturbed."""
+    if any(a.read_key for a in attempts):
+        return []
+    if all(a.made for a in attempts):
+        return [uuid for a in attempts for uuid in a.made]
     before, after = _UUID.findall(repr(calm.seen.observed)), _UUID.findall(repr(found.observed))
     return list(dict.fromkeys(after)) if len(set(after)) > len(set(before)) else []
 
@@ -256,20 +272,6 @@ def undisturbed(first: Seen, second: Seen, tools: Mapping[str, Tool[..., Any]], 
     notes = [f"{'.'.join(path)} changes from run to run and was not compared" for path in sorted(messages)]
     notes += [f"{a.tool} ({a.call_id}) failed in the undisturbed run: {a.result}" for a in first.ended.attempts if a.event == "raised"]
     return calm, findings, notes
-
-
-def unseen(calm: Calm, seen: Sequence[Seen]) -> list[str]:
-    """Idempotent calls that were repeated without their key, where nobody looked at what that did."""
-    if calm.observes:
-        return []
-    out = {}
-    for one in seen:
-        for call, attempts in _returned(one.ended).items():
-            if len(attempts) > 1 and _effect(calm, attempts) == "idempotent" and not any(a.read_key for a in attempts):
-                out[call] = (
-                    f"{attempts[0].tool} ({call[1]}) ran again without using ctx.idempotency_key; without observe nobody saw what that did"
-                )
-    return list(out.values())
 
 
 def _both(path: Path_, *values: Any) -> list[Any]:

@@ -9,6 +9,7 @@ The child never returns into the caller's code: it ends by SIGKILL, by its alarm
 from __future__ import annotations
 
 import gc
+import importlib
 import json
 import os
 import signal
@@ -26,7 +27,7 @@ from outlast.app import Outlast
 from outlast.models.scripted import ScriptedModel
 from outlast.runtime import crashpoints
 from outlast.testing.crashmatrix.person import Person, clock
-from outlast.testing.crashmatrix.watch import Attempt, append, read, watched
+from outlast.testing.crashmatrix.watch import Attempt, append, read, watch_uuids, watched
 
 if TYPE_CHECKING:
     from outlast.app import Input
@@ -60,6 +61,7 @@ class Ended:
     statuses: dict[str, list[str]]  # of each checkpoint
     gates: list[list[Any]]  # run, gate, kind, tool, outcome
     problems: list[str]  # what the store finds wrong with itself
+    loaded: list[str]  # modules of ours and of what we stand on
     model_calls: list[int] = field(default_factory=list)  # the turn of each call, from 0
     attempts: list[Attempt] = field(default_factory=list)
 
@@ -120,6 +122,7 @@ class Case:
         if code != 0:
             raise DidNotEnd(f"a process broke ({code}): {self._said()}")
         ended = Ended(**json.loads((self.folder / f"ended.{self.lives}").read_text()))
+        _warm(ended.loaded)
         log = self.folder / "model.log"
         ended.model_calls = [json.loads(line)["n"] for line in log.read_text().splitlines()] if log.exists() else []
         ended.attempts = read(self.log)
@@ -129,6 +132,14 @@ class Case:
         file = self.folder / f"said.{self.lives}"
         lines = file.read_text(errors="replace").strip().splitlines() if file.exists() else []
         return lines[-1] if lines else "it said nothing"
+
+
+def _warm(modules: list[str]) -> None:
+    """Import what a child had to, so that the next one, forked off here, need not."""
+    for name in modules:
+        if name not in sys.modules:
+            with suppress(ImportError):
+                importlib.import_module(name)
 
 
 # ---- in the child ---------------------------------------------------------------------------------------------------------------
@@ -144,6 +155,7 @@ def _be_child(case: Case, die_at: str | None) -> NoReturn:
         _redirect(case.folder / f"said.{case.lives}")
         os.chdir(case.world)
         _arm(case.folder / f"points.{case.lives}", die_at)
+        watch_uuids()
         ended = _drive(case)
         crashpoints.arm(None)
         (case.folder / f"ended.{case.lives}").write_text(json.dumps(ended))
@@ -206,5 +218,6 @@ def _found(app: Outlast, status: str, reason: str | None) -> dict[str, Any]:
         "messages": {run.run_id: run.messages for run in runs},
         "statuses": {run.run_id: [c.status for c in app.checkpoints(run.run_id)] for run in runs},
         "gates": [[g.run_id, g.gate_id, g.kind, g.tool, g.outcome] for run in runs for g in run.gates],
+        "loaded": sorted(name for name in sys.modules if name.partition(".")[0] in ("outlast", "apsw", "genai_prices")),
         "problems": [": ".join(problem) for problem in app.store_check()],
     }

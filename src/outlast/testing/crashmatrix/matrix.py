@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from outlast.agent import Agent
 from outlast.errors import UsageError
 from outlast.models.scripted import ScriptedModel
-from outlast.testing.crashmatrix.judge import Calm, Seen, differences, undisturbed, unseen
+from outlast.testing.crashmatrix.judge import Calm, Seen, differences, undisturbed
 from outlast.testing.crashmatrix.life import Case, DidNotEnd, Setup
 from outlast.testing.crashmatrix.report import CaseResult, CrashReport
 from outlast.testing.crashmatrix.watch import tools_of
@@ -68,7 +68,6 @@ class _Matrix:
     def __init__(self, setup: Setup, folder: Path, progress: Progress) -> None:
         self.setup, self.folder, self.progress, self.made = setup, folder, progress, 0
         self.report = CrashReport(0, [], agent=setup.agent.name)
-        self.seen: list[Seen] = []
 
     def run(self, *, pairs: bool) -> CrashReport:
         calm, passed, unequal, notes = _calm(self.setup, self._folder)
@@ -84,7 +83,6 @@ class _Matrix:
             for spec2, place2 in points_of(after):
                 self.progress(self.report.cases, known)
                 self._case(calm, [spec, spec2], f"{place}, then {place2}")
-        self.report.notes += unseen(calm, self.seen)
         self._unreached()
         return self.report
 
@@ -102,9 +100,7 @@ class _Matrix:
                 reached = all(deaths)
                 ended = case.finish()
                 passed = case.passed()
-                seen = Seen(ended, _look(self.setup, case.world))
-                self.seen.append(seen)
-                found = differences(calm, seen, sum(deaths))
+                found = differences(calm, Seen(ended, _look(self.setup, case.world)), sum(deaths))
             except DidNotEnd as e:
                 reached, found = True, [str(e)]
             if reached or found:

@@ -1,7 +1,7 @@
 """What the tools did, counted across processes: each tool is wrapped, and each attempt leaves lines in a log of the case.
 
     begun     the function is about to be called; with the key it may use
-    returned  it came back, with its result; `read_key`: it asked for `ctx.idempotency_key`
+    returned  it came back, with its result; `read_key`: it asked for `ctx.idempotency_key`; `made`: the random UUIDs that it made
     raised    it came back with an exception
 
 A line is one write at the end of the file, so it is there whatever happens next. Calls of one answer run one after another: a point then
@@ -16,7 +16,9 @@ import functools
 import inspect
 import json
 import os
+import uuid
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -41,6 +43,7 @@ class Attempt:
     args: str
     result: Any = None
     read_key: bool = False
+    made: tuple[str, ...] = ()
 
     @property
     def call(self) -> tuple[str, str]:
@@ -50,7 +53,7 @@ class Attempt:
 def read(log: Path) -> list[Attempt]:
     """Every line so far, oldest first."""
     lines = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
-    return [Attempt(**json.loads(line)) for line in lines]
+    return [Attempt(**{**line, "made": tuple(line["made"])}) for line in map(json.loads, lines)]
 
 
 def append(path: Path, text: str) -> None:
@@ -100,6 +103,23 @@ def _watched(tool: Tool[..., Any], log: Path, made: dict[int, Agent[Any]]) -> To
     return twin
 
 
+_making: ContextVar[list[str] | None] = ContextVar("the UUIDs that this attempt of a tool has made", default=None)
+
+
+def watch_uuids() -> None:
+    """From now on, in this process, note each random UUID that a tool makes, however it came by `uuid4`."""
+    made = uuid.UUID.__init__
+
+    @functools.wraps(made)
+    def init(self: uuid.UUID, *args: Any, **kwargs: Any) -> None:
+        made(self, *args, **kwargs)
+        list_ = _making.get()
+        if list_ is not None and kwargs.get("version") is not None:  # given where one is made, not where one is read
+            list_.append(str(self))
+
+    uuid.UUID.__init__ = init  # type: ignore[method-assign]  # the process is a case's own
+
+
 class _Watched(ToolContext[Any]):
     """A context that notices whether its key is asked for."""
 
@@ -120,11 +140,12 @@ def _wrapper(tool: Tool[..., Any], context_name: str, log: Path) -> Callable[...
     function: Callable[..., Any] = tool.fn
 
     def write(event: Literal["begun", "returned", "raised"], ctx: _Watched, kwargs: dict[str, Any], key: str, result: Any = None) -> None:
+        made = tuple(_making.get() or ())
         try:
             args = codec.digest(codec.stored({name: value for name, value in kwargs.items() if name != context_name})[1])
         except codec.Unstorable:
             args = ""
-        line = Attempt(event, ctx.run_id, ctx.call_id, tool.name, key, args, _kept(result), ctx.key_was_read())
+        line = Attempt(event, ctx.run_id, ctx.call_id, tool.name, key, args, _kept(result), ctx.key_was_read(), made)
         append(log, codec.encode(dataclasses.asdict(line)))
 
     def begin(kwargs: dict[str, Any]) -> tuple[_Watched, dict[str, Any], str]:
@@ -133,6 +154,7 @@ def _wrapper(tool: Tool[..., Any], context_name: str, log: Path) -> Callable[...
         given = {**kwargs, context_name: ctx}
         if tool.context_name is None:
             del given[context_name]
+        _making.set([])
         write("begun", ctx, kwargs, key)
         return ctx, given, key
 
