@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
+from _pytest.faulthandler import fault_handler_stderr_fd_key
 from tests.support.world import Ledger
 
 from outlast import Agent, Outlast
@@ -16,12 +17,13 @@ from outlast.runtime import crashpoints
 from outlast.runtime.clock import ManualClock
 from outlast.testing import FakeMessagesAPI
 
-HANG_S = 120  # a case that takes longer hangs: its threads are shown and the session ends
+HANG_S = 100  # a case that takes longer hangs: its threads are shown and the session ends
 
 
 @pytest.fixture(autouse=True)
-def no_hang() -> Iterator[None]:
-    faulthandler.dump_traceback_later(HANG_S, exit=True)
+def no_hang(request: pytest.FixtureRequest) -> Iterator[None]:
+    stderr = request.config.stash[fault_handler_stderr_fd_key]  # pytest's copy from before it captures
+    faulthandler.dump_traceback_later(HANG_S, exit=True, file=stderr)
     yield
     faulthandler.cancel_dump_traceback_later()
     crashpoints.arm(None)

@@ -12,6 +12,7 @@ Rules
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
@@ -97,9 +98,7 @@ class Worker:
                     await self.blocking(self.store.reap)
             parked = await self.blocking(lambda: self.store.parked(agents=self.agents))
             needs = [(agent, what) for agent, what in parked if self.satisfies(agent, what)]
-            leases = await self.blocking(
-                lambda: self.store.claim(
-                    owner.me(), agents=self.agents, limit=free, lease_s=self.lease_s, needs=needs, over=monotonic() >= self.no_takeover_until))  # fmt: skip
+            leases = await self._claim(free, needs)
             self.ready = True
         except StoreError as e:
             self.ready = False
@@ -109,6 +108,21 @@ class Worker:
         for lease in leases:
             point("claim.after")
             self._begin(lease)
+
+    async def _claim(self, limit: int, needs: Sequence[tuple[str, str]]) -> Sequence[base.Lease]:
+        """A claim under way when the worker is stopped counts as made: what it took is given back at once."""
+        claim = asyncio.ensure_future(self.blocking(
+            lambda: self.store.claim(
+                owner.me(), agents=self.agents, limit=limit, lease_s=self.lease_s, needs=needs, over=monotonic() >= self.no_takeover_until)))  # fmt: skip
+        try:
+            return await asyncio.shield(claim)
+        except asyncio.CancelledError:
+            await asyncio.wait({claim})
+            if not claim.cancelled() and claim.exception() is None:
+                for lease in claim.result():
+                    with contextlib.suppress(StoreError):  # its lease runs out
+                        await self.blocking(lambda lease=lease: self.store.release(lease))
+            raise
 
     def _begin(self, lease: base.Lease) -> None:
         if ALONE_FROM <= lease.attempts < POISON and self.alone is not None:
@@ -141,10 +155,11 @@ class Worker:
 
     async def _pause(self) -> None:
         """Until a run is back, the store changed, or the safety net's time."""
-        try:
-            await asyncio.wait_for(self.changed.wait(), IDLE_S)
-        except TimeoutError:
-            return
+        news = asyncio.ensure_future(self.changed.wait())
+        try:  # not `wait_for`: before Python 3.12 it can swallow a cancellation, and the worker would never drain
+            await asyncio.wait({news}, timeout=IDLE_S)
+        finally:
+            news.cancel()
         self.changed.clear()
 
     async def _watch(self) -> None:

@@ -1,0 +1,153 @@
+"""Stopping a worker: nothing that was taken is kept, nothing that came is lost, and a stop is heard in every moment."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.waiting import LIMIT_S, happens, until
+from tests.support.world import Ledger, assert_whole, tools, use
+
+from outlast import Agent, Outlast, ToolContext, tool
+from outlast.models import ScriptedModel
+from outlast.runtime import crashpoints
+
+
+@pytest.fixture(autouse=True)
+def disarmed() -> Iterator[None]:
+    yield
+    crashpoints.arm(None)
+
+
+def test_a_claim_under_way_is_given_back(tmp_path: Path) -> None:
+    agent = Agent("a", model=ScriptedModel(["Done."]))
+    with Outlast(tmp_path / "o.db", agents=[agent]) as app:
+        app.start(agent, "go", run_id="r")
+
+        async def play() -> None:
+            loop = asyncio.get_running_loop()
+            cancelled = threading.Event()
+
+            def stop() -> None:
+                worker.cancel()
+                cancelled.set()
+
+            def hook(name: str) -> None:
+                if name == "commit.before":
+                    crashpoints.arm(None)
+                    loop.call_soon_threadsafe(stop)
+                    happens(cancelled)
+
+            crashpoints.arm(hook)
+            worker = asyncio.ensure_future(app.work())
+            await asyncio.wait({worker}, timeout=LIMIT_S)
+            assert worker.cancelled()
+
+        asyncio.run(play())
+        head = app._store.head("r")
+        assert (head.lease_owner, head.held, head.attempts, head.fence) == (None, False, 0, 1)
+        assert head.wake_at is not None
+        app.work_sync(until_idle=True)
+        assert app.head("r").status == "done"
+        assert app._store.head("r").attempts == 0
+
+
+def test_a_stop_is_heard_whatever_comes_at_the_same_moment(tmp_path: Path) -> None:
+    """A change in the store and the stop fall together, again and again."""
+    agent = Agent("a", model=ScriptedModel(["Done."]))
+    with Outlast(tmp_path / "o.db", agents=[agent]) as app:
+
+        async def play() -> None:
+            for _ in range(50):
+                worker = asyncio.ensure_future(app.work())
+                while getattr(app, "_worker", None) is None or not app._worker.ready:  # noqa: ASYNC110 - looks at every step of the loop
+                    await asyncio.sleep(0)
+                app._worker.changed.set()
+                await asyncio.sleep(0)
+                worker.cancel()
+                await asyncio.wait({worker}, timeout=LIMIT_S)
+                assert worker.cancelled()
+                app._worker = None
+
+        asyncio.run(play())
+
+
+@pytest.mark.parametrize("grace", [timedelta(0), timedelta(seconds=20)], ids=["no grace", "grace"])
+@pytest.mark.parametrize("effect", ["read", "idempotent", "at_most_once"])
+def test_what_runs_gets_the_grace_and_its_result_is_saved(tmp_path: Path, effect: str, grace: timedelta) -> None:
+    ledger, begun, release = Ledger(tmp_path / "ledger"), threading.Event(), threading.Event()
+
+    @tool(effect=effect)  # type: ignore[call-overload]  # all three in turn
+    async def slow(ctx: ToolContext) -> str:
+        ledger.write("slow", ctx.idempotency_key)
+        begun.set()
+        while not release.is_set():
+            await asyncio.to_thread(release.wait, 0.01)
+        return "ok"
+
+    agent = Agent("a", model=ScriptedModel([[use("slow", "A"), use("look", "B", text="b")], "Done."]), tools=[slow, tools()["look"]])
+    with Outlast(tmp_path / "o.db", agents=[agent], deps=ledger) as app:
+        app.start(agent, "go", run_id="r")
+
+        async def play() -> None:
+            worker: Any = asyncio.ensure_future(app.work(grace=grace))
+            await asyncio.to_thread(happens, begun)
+            await asyncio.to_thread(until, app, lambda: any(row.kind == "CallFinished" for row in app.journal("r")))
+            worker.cancel()
+            await asyncio.sleep(0)
+            if grace:
+                release.set()
+            await asyncio.wait({worker}, timeout=LIMIT_S)
+            assert worker.cancelled()
+
+        asyncio.run(play())
+        release.set()
+        head = app._store.head("r")
+        assert (head.lease_owner, head.attempts) == (None, 0)
+        kinds = [row.kind for row in app.journal("r")]
+        if grace:
+            assert head.wake_at is not None
+            assert kinds.count("CallFinished") == 2 and kinds[-1] == "MessageAdded"
+        elif effect == "at_most_once":
+            assert head.status == "waiting_for_verification"
+        else:
+            assert kinds.count("CallFinished") == 1
+        if effect == "at_most_once" and not grace:
+            app.verify("r", outcome="happened", result="ok", decided_by="priya")
+        app.work_sync(until_idle=True)
+        assert app.head("r").status == "done"
+        assert len(ledger.lines("look")) == 1
+        assert len(ledger.lines("slow")) == (1 if grace or effect == "at_most_once" else 2)
+        assert_whole(app, "r")
+
+
+def test_cancelling_run_gives_its_lease_back(tmp_path: Path) -> None:
+    ledger, begun = Ledger(tmp_path / "ledger"), threading.Event()
+
+    @tool(effect="idempotent")
+    async def slow(ctx: ToolContext) -> str:
+        if not begun.is_set():
+            begun.set()
+            await asyncio.Event().wait()
+        return "ok"
+
+    agent = Agent("a", model=ScriptedModel([[use("slow")], "Done."]), tools=[slow])
+    with Outlast(tmp_path / "o.db", agents=[agent], deps=ledger) as app:
+
+        async def play() -> None:
+            driving = asyncio.ensure_future(app.run(agent, "go", run_id="r"))
+            await asyncio.to_thread(happens, begun)
+            driving.cancel()
+            await asyncio.wait({driving}, timeout=LIMIT_S)
+            assert driving.cancelled()
+
+        asyncio.run(play())
+        assert app._store.head("r").lease_owner is None
+        assert app.resume_sync("r").status == "done"
+        assert app._store.head("r").attempts == 0
+        assert_whole(app, "r")
