@@ -60,7 +60,7 @@ def iso(at: datetime) -> str:
 # ---- entries ------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Entry:
     """What every entry may carry beside its body; `at` is set by the store when it is read back."""
 
@@ -71,9 +71,24 @@ class Entry:
     # Its row, once it is known: (kind, body, meta). Set by `stored` alone, so that every entry is encoded once; `dataclasses.replace` drops it.
     _row: tuple[str, str, str | None] | None = field(default=None, init=False, repr=False, compare=False, metadata={"head": True})
 
+    # For all kinds together: generated for each of them, these two were a quarter of the time that `import outlast` takes.
 
-@dataclass(frozen=True, slots=True)
+    def __eq__(self, other: object) -> bool:
+        """Equal kind and fields; `at` does not count."""
+        if other.__class__ is not self.__class__:
+            return NotImplemented
+        return all(getattr(self, name) == getattr(other, name) for name in _COMPARED[type(self).__name__])
+
+    __hash__ = None  # type: ignore[assignment]  # messages and arguments are dicts
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in fields(self) if f.repr)})"
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class RunStarted(Entry):
+    """The first entry: whose run it is and where it comes from."""
+
     agent: str
     agent_version: str = ""
     tags: Mapping[str, str] = field(default_factory=dict)
@@ -88,12 +103,14 @@ class RunStarted(Entry):
     asks: bool = False  # every new call of a tool with an effect asks a person, whatever the code says
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class MessageAdded(Entry):
+    """A checkpoint: one more message."""
+
     message: m.Message
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class CallStarted(Entry):
     """The intent, saved before the act. `may_act_until`: nobody concludes "not done" before it."""
 
@@ -106,7 +123,7 @@ class CallStarted(Entry):
     digest: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class CallSkipped(Entry):
     """An intent that was surely not acted upon: its time had run out before the act began."""
 
@@ -114,7 +131,7 @@ class CallSkipped(Entry):
     why: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class CallFailed(Entry):
     """An attempt whose outcome is an error or unknown, to be made again with the same key from `retry_at` on."""
 
@@ -123,7 +140,7 @@ class CallFailed(Entry):
     retry_at: datetime
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class CallDoubted(Entry):
     """The outcome of a begun call cannot be told. `checked`: its check could not tell either."""
 
@@ -133,7 +150,7 @@ class CallDoubted(Entry):
     checked: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class CallFinished(Entry):
     """A call's result. Without `content` the result stands in the user message of the same append, and only there.
 
@@ -148,7 +165,7 @@ class CallFinished(Entry):
     effect: str | None = None  # of a call that ran
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class GateOpened(Entry):
     """A wait. `rungs`: whom it asks and until when, first to last, all computed now: [{role, deadline, rule, remind_at: […]}].
 
@@ -168,14 +185,14 @@ class GateOpened(Entry):
     guarded: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class GateWaived(Entry):
     """`when=` was asked and said that nobody need be asked; asked once and saved."""
 
     call_id: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class GateMoved(Entry):
     """A rung's clock: a reminder was due (the level stays) or the next one is asked (the level grows)."""
 
@@ -184,18 +201,22 @@ class GateMoved(Entry):
     reminded_at: datetime | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class GateExpired(Entry):
+    """Its time is over and nobody decided."""
+
     gate_id: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class RunEnded(Entry):
+    """It is over: done, or failed with a reason."""
+
     status: EndStatus
     reason: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class ModelFailed(Entry):
     """The model could not be asked. `retry_at`: when it is tried again; None: never by a machine."""
 
@@ -205,7 +226,7 @@ class ModelFailed(Entry):
     status: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class ModelCallLost(Entry):
     """A model call that may have been paid for: a worker died when the next step was one. Counted by every limit."""
 
@@ -214,7 +235,7 @@ class ModelCallLost(Entry):
     cost_usd: str | None = None  # estimated; None: the model's price is unknown
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class WorkerDied(Entry):
     """The process that began these calls is provably dead; what it put on the wire may land until `may_act_until`."""
 
@@ -222,7 +243,7 @@ class WorkerDied(Entry):
     may_act_until: datetime
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class VersionChanged(Entry):
     """Newer or older code goes on with this run, from the next checkpoint on."""
 
@@ -232,7 +253,7 @@ class VersionChanged(Entry):
     format: int = FORMAT
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class CallUpgraded(Entry):
     """A call that older code left open, with its arguments as today's code takes them. `tool`: whose they are now.
 
@@ -247,13 +268,17 @@ class CallUpgraded(Entry):
 # ---- entries without a lease ---------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class TextSent(Entry):
+    """What a person said, for the next user message."""
+
     content: str | Sequence[Mapping[str, Any]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class GateDecided(Entry):
+    """A person's word on a gate."""
+
     gate_id: str
     outcome: str
     note: str | None = None
@@ -263,20 +288,26 @@ class GateDecided(Entry):
     has_result: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class DecisionRefused(Entry):
+    """A decision that came too late or from the wrong person; changes nothing."""
+
     gate_id: str
     why: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class EventReceived(Entry):
+    """What a wait waited for."""
+
     name: str
     data: Json = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class ChildFinished(Entry):
+    """A sub-agent's run is over."""
+
     call_id: str
     status: str
     output: Json = None
@@ -286,22 +317,26 @@ class ChildFinished(Entry):
     cost_usd: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class RetryAsked(Entry):
-    pass
+    """Go on from the last checkpoint."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class RunCancelled(Entry):
+    """Stopped by a person."""
+
     note: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class RunMoved(Entry):
+    """Another engine drives it from now on."""
+
     to: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class LateResult(Entry):
     """A result that came too late to be one: evidence on the call, it changes no message."""
 
@@ -326,6 +361,7 @@ AFTER_END: dict[str, tuple[type[Entry], ...]] = {
     "cancelled": (RetryAsked, TextSent, LateResult),
 }
 
+_COMPARED = {kind: tuple(f.name for f in fields(cls) if f.compare) for kind, cls in KINDS.items()}
 _BODY = {kind: tuple((f.name, str(f.type), f.default) for f in fields(cls) if not f.metadata.get("head")) for kind, cls in KINDS.items()}
 
 
