@@ -410,7 +410,7 @@ def _batch(run: Run, policy: Policy, now: datetime, in_flight: Collection[str]) 
     open_calls = [c for c in run.calls if c.result is None]
     if not open_calls:
         return Settle((_message(run, ()),))
-    steps = [(c, _call(run, c, policy, now)) for c in open_calls if c.id not in in_flight]
+    steps = [(c, call_step(run, c, policy, now)) for c in open_calls if c.id not in in_flight]
     if entries := tuple(e for _, s in steps if isinstance(s, Settle) for e in s.entries):
         return Settle(entries)
     ready = _startable(run, policy, [s for _, s in steps if isinstance(s, RunCall)], in_flight)[: max(policy.parallel_calls - len(in_flight), 0)]
@@ -443,7 +443,8 @@ def _startable(run: Run, policy: Policy, ready: Sequence[RunCall], in_flight: Co
     return out
 
 
-def _call(run: Run, call: Call, policy: Policy, now: datetime) -> _OneCall:
+def call_step(run: Run, call: Call, policy: Policy, now: datetime) -> RunCall | Settle | Wait:
+    """What comes next for one call of the open batch, whatever stands beside it."""
     tool = policy.tools.get(call.known_as)
     approval = call.gate("approval")
     if approval and approval.outcome is None:

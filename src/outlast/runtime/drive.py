@@ -204,25 +204,8 @@ class Drive:
 
     def found_on_take_over(self) -> list[r.Entry]:
         """What a claim of a lease that nobody released has to write down first."""
-        lease, run = self.writer.lease, self.run
-        if not lease.taken_over or (run.ended and not run.calls):
-            return []
-        now = self.store.now()
-        if lease.attempts >= POISON:
-            return [*s.closing(run, "not run"), r.RunEnded("failed", f"worker died {lease.attempts} times while {_doing(run)}")]
-        dead = [
-            c.id
-            for c in run.calls
-            if c.begun and c.started and owner.provably_dead(c.started.owner) and (c.may_act_until or now) > now + s.LATE_WIRE
-        ]
-        facts: list[r.Entry] = [r.WorkerDied(dead, now + s.LATE_WIRE)] if dead else []
-        any_code = replace(self.writer.policy, code="")  # whose code would be asked next does not matter: what was paid for is counted
-        step = s.settled(r.fold(run, facts), any_code, now)[2]
-        if isinstance(step, s.CallModel):
-            lost = self.writer.policy.next_cost(run)
-            tokens = sum(len(str(x.get("content"))) for x in run.messages) // CHARS_PER_TOKEN
-            facts.append(r.ModelCallLost(input_tokens=tokens, cost_usd=f"{lost:f}" if lost is not None else None))
-        return facts
+        lease = self.writer.lease
+        return taken_over(self.run, self.writer.policy, self.store.now(), lease.attempts) if lease.taken_over else []
 
     async def _take(self, step: s.Step) -> Saved:
         match step:
@@ -514,6 +497,27 @@ class Drive:
             if not future.done():
                 await asyncio.wait({future})
             raise
+
+
+def taken_over(run: r.Run, policy: s.Policy, now: datetime, attempts: int) -> list[r.Entry]:
+    """What a claim of a lease that nobody released has to write down first. `attempts`: such claims in a row, this one included."""
+    if run.ended and not run.calls:
+        return []
+    if attempts >= POISON:
+        return [*s.closing(run, "not run"), r.RunEnded("failed", f"worker died {attempts} times while {_doing(run)}")]
+    dead = [
+        c.id
+        for c in run.calls
+        if c.begun and c.started and owner.provably_dead(c.started.owner) and (c.may_act_until or now) > now + s.LATE_WIRE
+    ]
+    facts: list[r.Entry] = [r.WorkerDied(dead, now + s.LATE_WIRE)] if dead else []
+    any_code = replace(policy, code="")  # whose code would be asked next does not matter: what was paid for is counted
+    step = s.settled(r.fold(run, facts), any_code, now)[2]
+    if isinstance(step, s.CallModel):
+        lost = policy.next_cost(run)
+        tokens = sum(len(str(x.get("content"))) for x in run.messages) // CHARS_PER_TOKEN
+        facts.append(r.ModelCallLost(input_tokens=tokens, cost_usd=f"{lost:f}" if lost is not None else None))
+    return facts
 
 
 def _doing(run: r.Run) -> str:
