@@ -23,6 +23,7 @@ import time
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -61,6 +62,12 @@ def _user() -> pwd.struct_passwd | None:
     raise RuntimeError("neither a user postgres nor nobody: Postgres does not run as root")
 
 
+def unprivileged() -> dict[str, Any]:
+    """Arguments of Popen that give up root, where the tests run as root."""
+    me = _user()
+    return {} if me is None else {"user": me.pw_uid, "group": me.pw_gid, "extra_groups": []}
+
+
 def free_port() -> int:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
@@ -69,7 +76,7 @@ def free_port() -> int:
 
 
 def _with_parent() -> None:
-    """In the child, before exec: it ends when the tests do, however they end."""
+    """In the child, before exec: it ends when the thread that started it does, so also where the tests are killed."""
     ctypes.CDLL(None).prctl(1, signal.SIGQUIT)
 
 
@@ -117,13 +124,8 @@ class Server:
         )
 
     def _run(self, program: str, *args: str) -> None:
-        done = subprocess.run([str(self.bin / program), *args], capture_output=True, check=False, cwd=self.folder, **self._as())  # type: ignore[call-overload]
+        done = subprocess.run([str(self.bin / program), *args], capture_output=True, check=False, cwd=self.folder, **unprivileged())  # type: ignore[call-overload]
         assert done.returncode == 0, done.stderr.decode()
-
-    @staticmethod
-    def _as() -> dict[str, object]:
-        me = _user()
-        return {} if me is None else {"user": me.pw_uid, "group": me.pw_gid, "extra_groups": []}
 
     def start(self) -> Server:
         """Start, or start anew, and wait until it answers."""
@@ -132,7 +134,7 @@ class Server:
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen(
                 [str(self.bin / "postgres"), "-D", str(self.data), *args], stdout=log, stderr=log, cwd=self.folder, start_new_session=True,
-                preexec_fn=_with_parent, **self._as())  # noqa: PLW1509  # type: ignore[call-overload]  # fmt: skip
+                preexec_fn=_with_parent, **unprivileged())  # noqa: PLW1509  # type: ignore[call-overload]  # fmt: skip
         end = time.monotonic() + STARTS_WITHIN_S
         pause = threading.Event()
         while True:
@@ -160,6 +162,34 @@ class Server:
     def restart(self) -> None:
         self.kill()
         self.start()
+
+    def standby(self) -> Server:
+        """A hot standby of this one, streaming from it."""
+        folder = Path(tempfile.mkdtemp(prefix="outlast-pg-"))
+        folder.chmod(0o755)
+        other = Server(folder, self.bin, options=self.options)
+        atexit.register(remove, other)
+        other.socket_dir.mkdir()
+        me = _user()
+        if me is not None:
+            for path in (folder, other.socket_dir):
+                os.chown(path, me.pw_uid, me.pw_gid)
+        other._run("pg_basebackup", "-d", self.conninfo, "-D", str(other.data), "-R", "-c", "fast", "--no-sync")
+        return other.start()
+
+    def caught_up(self, primary: Server) -> None:
+        """Until all that the primary has written is here."""
+        with primary.connect() as there:
+            [(wanted,)] = there.execute("SELECT pg_current_wal_flush_lsn()::text").fetchall()
+        end, pause = time.monotonic() + 30, threading.Event()
+        with self.connect() as here:
+            while here.execute("SELECT pg_last_wal_replay_lsn() >= %s::pg_lsn", (wanted,)).fetchall() != [(True,)]:
+                assert time.monotonic() < end
+                pause.wait(0.01)
+
+    def promote(self) -> None:
+        with self.connect() as here:
+            here.execute("SELECT pg_promote()")
 
     def stop(self) -> None:
         if self.process is not None and self.process.poll() is None:
@@ -207,12 +237,12 @@ def make(**options: str) -> Server:
     folder = Path(tempfile.mkdtemp(prefix="outlast-pg-"))
     folder.chmod(0o755)
     server = Server(folder, bin_dir, options=options)
-    atexit.register(_remove, server)
+    atexit.register(remove, server)
     server.init()
     return server.start()
 
 
-def _remove(server: Server) -> None:
+def remove(server: Server) -> None:
     server.stop()
     shutil.rmtree(server.folder, ignore_errors=True)
 

@@ -26,11 +26,12 @@ SELECT pg_notify(%(channel)s, '')
 
 -- ---- starting and taking runs -------------------------------------------------------------------------------------------------
 
--- times --  both clocks; and up to when a lease counts as over: within one lease of the server's start none but a dead process's (0)
+-- times --  both clocks; and up to when a lease counts as over: before `least` none does but a dead process's (0)
 times AS MATERIALIZED (
-    SELECT t.now, t.lease_now, CASE WHEN %(lease_now)s::bigint IS NOT NULL OR t.lease_now >= t.started + %(lease_ms)s THEN t.lease_now ELSE 0 END AS over
+    SELECT t.now, t.lease_now, t.least, CASE WHEN t.lease_now >= t.least THEN t.lease_now ELSE 0 END AS over
       FROM (SELECT coalesce(%(now)s::bigint, outlast.now_ms()) AS now, coalesce(%(lease_now)s::bigint, outlast.now_ms()) AS lease_now,
-                   (extract(epoch FROM pg_postmaster_start_time()) * 1000)::bigint AS started) t)
+                   CASE WHEN %(lease_now)s::bigint IS NOT NULL THEN 0
+                        ELSE (extract(epoch FROM pg_postmaster_start_time()) * 1000)::bigint + %(lease_ms)s END AS least) t)
 
 -- start --
 SELECT outlast.add_run(%(run)s)
@@ -172,7 +173,7 @@ SELECT entry_no, seq, kind, body::text, meta::text, at, "by", entry_id, fence, s
 r.run_no, r.run_id, r.agent, r.agent_version, r.status, r.reason, r.entries, r.seq, r.model_calls, r.input_tokens, r.output_tokens,
        r.cache_read_tokens, r.cache_write_tokens, r.cost_usd, r.wake_at, r.driver, r.needs, r.lease_owner,
        r.lease_owner IS NOT NULL AND r.lease_until > (SELECT over FROM times),
-       CASE WHEN r.lease_until > 0 THEN r.lease_until END, NULL, r.fence, r.attempts, r.tags::text, r.started_by, r.parent_run_id,
+       CASE WHEN r.lease_until > 0 THEN greatest(r.lease_until, (SELECT least FROM times)) END, NULL, r.fence, r.attempts, r.tags::text, r.started_by, r.parent_run_id,
        r.parent_call_id, r.created_at, r.updated_at, r.input_digest
 
 -- head --
@@ -207,6 +208,37 @@ SELECT {head_columns} FROM outlast.run r
 SELECT run_id FROM outlast.run
  WHERE status <> 'done' AND status <> 'failed' AND status <> 'cancelled'
  ORDER BY created_at, run_id
+
+-- unfinished_page --
+WITH {times}
+SELECT {head_columns} FROM outlast.run r
+ WHERE r.status <> 'done' AND r.status <> 'failed' AND r.status <> 'cancelled' AND (r.created_at, r.run_id) > (%(after_at)s, %(after_id)s)
+ ORDER BY r.created_at, r.run_id LIMIT %(limit)s
+
+-- journal_columns --
+e.entry_no, e.seq, e.kind, e.body::text, e.meta::text, e.at, e."by", e.entry_id, e.fence, e.status, e.digest
+
+-- tails --
+SELECT r.run_no, {journal_columns}
+  FROM outlast.run r JOIN outlast.entry e ON e.run_no = r.run_no AND e.seq = r.seq
+ WHERE r.run_no = ANY (%(numbers)s::bigint[])
+ ORDER BY r.run_no, e.entry_no
+
+-- ran_by --  the last row of each run counts
+SELECT e.run_no, {journal_columns} FROM outlast.entry e
+ WHERE e.run_no = ANY (%(numbers)s::bigint[]) AND e.seq = 0 AND e.kind = 'RunStarted'
+UNION ALL
+SELECT e.run_no, {journal_columns} FROM outlast.entry e
+ WHERE e.run_no = ANY (%(numbers)s::bigint[]) AND e.kind = 'VersionChanged'
+ ORDER BY 1, 2
+
+-- ends --
+SELECT r.run_id, r.entries,
+       encode((SELECT e.digest FROM outlast.entry e WHERE e.run_no = r.run_no ORDER BY e.seq DESC, e.entry_no DESC LIMIT 1), 'hex')
+  FROM outlast.run r WHERE r.run_id > %(after)s ORDER BY r.run_id LIMIT %(limit)s
+
+-- digest_at --
+SELECT encode(e.digest, 'hex') FROM outlast.run r JOIN outlast.entry e ON e.run_no = r.run_no WHERE r.run_id = %(run_id)s AND e.entry_no = %(entry_no)s
 
 -- pending --
 SELECT sum(n)::bigint, min(at) FROM (

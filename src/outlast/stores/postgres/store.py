@@ -51,6 +51,7 @@ from outlast.stores.base import (
     RunFilter,
     Stuck,
     Tail,
+    Unfinished,
 )
 from outlast.stores.postgres import schema as schemas
 from outlast.stores.postgres.clock import ServerClock
@@ -90,6 +91,7 @@ class PostgresStore:
         given, options = _options(url)
         self.url = _without(shown, "listen_url") if shown is not None else _shown(given, schema)
         self._clock, self._lease_clock, self._dead, self._limit_s = clock, lease_clock, dead, limit_s
+        self._lease_ms = 30_000
         self._server = ServerClock()
         self._connections = Connections(
             given, schema, self.url, allow_async=options.get("allow_async", "") not in ("", "0"), heard=self._server.heard, point=point)  # fmt: skip
@@ -135,7 +137,8 @@ class PostgresStore:
     def _leased(self, lease_s: float) -> int:
         """In ms; from now on no call takes longer than a third of it."""
         self._limit_s = min(self._limit_s, max(lease_s / 3, _LEAST_S))
-        return int(lease_s * 1000)
+        self._lease_ms = int(lease_s * 1000)
+        return self._lease_ms
 
     def _write(self, work: Callable[[Tx], _T], *, until: float | None = None) -> _T:
         return self._do(work, until if until is not None else self._until(), reads=False)
@@ -164,10 +167,11 @@ class PostgresStore:
             threading.Event().wait(pause)
             pause = min(pause * 1.6, last)
 
-    def _times(self, lease_ms: int = 30_000) -> dict[str, Any]:
+    def _times(self, lease_ms: int | None = None) -> dict[str, Any]:
+        """What the query `times` takes. `lease_ms`: of the lease that is asked for; else the last one that was."""
         return {
             "now": ms(self._clock()) if self._clock else None, "lease_now": ms(self._lease_clock()) if self._lease_clock else None,
-            "lease_ms": lease_ms}  # fmt: skip
+            "lease_ms": lease_ms if lease_ms is not None else self._lease_ms}  # fmt: skip
 
     # ---- starting and taking runs ---------------------------------------------------------------------------------------------
 
@@ -501,6 +505,17 @@ class PostgresStore:
     def unfinished(self) -> list[str]:
         return [run_id for (run_id,) in self._read(lambda tx: tx.one("unfinished", {}, commit=True))]
 
+    def unfinished_page(self, *, after: Head | None = None, limit: int = _PAGE) -> list[Unfinished]:
+        values = {"after_at": ms(after.created_at) if after else -_END_OF_TIME, "after_id": after.run_id if after else "", "limit": limit}
+
+        def work(tx: Tx) -> list[Unfinished]:
+            heads = self._heads_of(tx.one("unfinished_page", {**values, **self._times()}))
+            numbers = {"numbers": [head.run_no for head in heads]}
+            ran_by, tails = tx.commit(("ran_by", numbers), ("tails", numbers))
+            return rows.unfinished(heads, ran_by, tails)
+
+        return self._read(work)
+
     def pending(self, *, agents: Sequence[str], driver: str = BUILT_IN,
                 within: timedelta = timedelta(seconds=60)) -> tuple[int, datetime | None]:  # fmt: skip
         values = {"driver": driver, "agents": list(agents), "until": ms(self.now() + within)}
@@ -574,6 +589,16 @@ class PostgresStore:
 
     def _page_of(self, values: Mapping[str, Any]) -> list[Row]:
         return self._read(lambda tx: tx.one("journal", values, commit=True))
+
+    def ends(self) -> Iterator[tuple[str, int, str]]:
+        after = ""
+        while page := self._read(lambda tx, after=after: tx.one("ends", {"after": after, "limit": _PAGE}, commit=True)):  # type: ignore[misc]  # a default binds it
+            yield from page
+            after = page[-1][0]
+
+    def digest_at(self, run_id: str, entry_no: int) -> str | None:
+        found = self._read(lambda tx: tx.one("digest_at", {"run_id": run_id, "entry_no": entry_no}, commit=True))
+        return str(found[0][0]) if found else None
 
     def wait_for_change(self, seen: int | None, timeout_s: float) -> int:
         try:
