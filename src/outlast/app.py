@@ -30,7 +30,7 @@ from outlast.core import messages as m
 from outlast.core import run as r
 from outlast.core import step as s
 from outlast.core.gate import GateRow
-from outlast.core.step import may_go_on
+from outlast.core.step import Policy, may_go_on
 from outlast.documents import Checkpoint, Event, Gate, Message, Notice, Out, Run, RunHead, Status, Stuck, Tags, gate_of, head_fields
 from outlast.engines.base import Engine, Taken
 from outlast.errors import InvariantViolated, LeaseLost, NotAllowed, OutlastError, RunBusy, RunExists, RunNotFound, StoreError, UsageError
@@ -39,13 +39,14 @@ from outlast.models import resolve
 from outlast.openrun import OpenRun
 from outlast.prices import checked as checked_prices
 from outlast.reader import Reader
-from outlast.runtime import crashpoints, notices, outside, sweeper
+from outlast.runtime import crashpoints, deploy, fork, notices, outside, sweeper
+from outlast.runtime import plan as plans
 from outlast.runtime.clock import ManualClock
 from outlast.runtime.drive import Drive
 from outlast.runtime.leases import Keeper
 from outlast.runtime.worker import Worker
 from outlast.runtime.writer import Writer
-from outlast.stores import base, owner
+from outlast.stores import audit, base, owner
 from outlast.tools import Tool
 
 log = logging.getLogger("outlast")
@@ -366,6 +367,41 @@ class Outlast:
         """Take a failed or cancelled run up again. Refused where that would only repeat the failure: `send` it something instead."""
         return RunHead(**head_fields(self._outside(run_id, outside.retry(_by(by)))[0]))
 
+    def fork(
+        self, run_id: str, *, at: int, new_run_id: str | None = None, edit_message: Message | None = None, live: bool = False,
+        by: str | None = None,
+    ) -> RunHead:  # fmt: skip
+        """Start a new run with this one's history up to checkpoint `at`, for a worker to take.
+
+        What happened in that history stays done. Every new call of a tool with an effect asks a person first, whatever its gate says, unless
+        `live`; runs of sub-agents likewise. Its keys are its own. The same again gives the fork that is there.
+
+        Args:
+            edit_message: instead of message `at`; of the same role.
+        Raises:
+            UsageError: no such checkpoint, or a message that does not fit there. RunNotFound, RunExists, StoreError.
+        """
+        source = self._store.head(_ref(run_id))
+        entries = self._read(source.run_no, run_id)
+        started = entries[0]
+        assert isinstance(started, r.RunStarted)
+        edited = self._plain("edit_message", edit_message) if edit_message is not None else None
+        past = fork.history(entries, at, edited, run_id=run_id)
+        known = self._agents.get(source.agent)
+        driver = source.driver if source.driver == SCRIPT else self.engine.driver if self.engine is not None else base.BUILT_IN
+        first = r.RunStarted(
+            source.agent, known.version if known else "", source.tags, driver=driver, code=known.code if known else "",
+            library=library() if known else "", forked_from=run_id, forked_at=at, asks=not live, by=_by(by), meta=started.meta)  # fmt: skip
+        now = self._store.now()
+        digest = codec.digest(["fork", run_id, at, edited, live])
+        new = base.NewRun(
+            _run_id(new_run_id) if new_run_id is not None else _fresh_id(), source.agent, [r.stored(r.headed(e, at=now)) for e in (first, *past)],
+            source.tags, driver=driver, started_by=first.by, agent_version=first.agent_version, input_digest=digest)  # fmt: skip
+        head, _, created = self._store.start(new)
+        if not created:
+            self._same(head, new)
+        return RunHead(**head_fields(head))
+
     @contextmanager
     def open(
         self, run_id: str, input: Input | None = None, *, tools: Sequence[Tool[..., Any]] = (), agent: str = SCRIPT, tags: Tags = {}
@@ -488,9 +524,73 @@ class Outlast:
         opened = self._opened
         return opened is None or opened[0] != os.getpid() or opened[2].healthy()
 
-    def store_check(self) -> list[tuple[str, str, str]]:
-        """What is wrong with the store, as (where, what, remedy); empty: all is well."""
-        return self._store.check()
+    def store_check(self, heads: Sequence[tuple[str, int, str]] = ()) -> list[tuple[str, str, str]]:
+        """What is wrong with the store, as (where, what, remedy); empty: all is well. `heads`: what `store_heads` once gave, kept elsewhere."""
+        return [*self._store.check(), *audit.compared(heads, self._store.digest_at)]
+
+    def store_heads(self) -> Iterator[tuple[str, int, str]]:
+        """(run id, entries, digest of the last one) of every run: whoever keeps them elsewhere can prove that nothing was lost or changed since."""
+        return self._store.ends()
+
+    # ---- before a deploy, and second thoughts ---------------------------------------------------------------------------------------
+
+    def plan(self, run_id: str) -> plans.Plan:
+        """What `resume` would do with a run now, call by call, what it would cost, and what is missing. Nothing is written or called."""
+        head = self._store.head(_ref(run_id))
+        run = r.fold(r.Run(run_id), self._read(head.run_no, run_id))
+        agent = self._agents.get(head.agent)
+        policy = self._policy(agent, head) if agent else Policy()
+        died = head.lease_owner is not None and not head.held
+        found = plans.plan(run, policy, self._store.now(), status=head.status, died=died, attempts=head.attempts + died)
+        found = replace(found, held_by=owner.short(head.lease_owner) if head.held and head.lease_owner else None)
+        if head.status in base.ENDED:
+            return found
+        if agent is None:
+            why = f"this process does not know the agent {head.agent!r}"
+            unknown = plans.Missing("agent", head.agent, why)
+            first = found.next if found.next == "wait" else "hold"
+            return replace(found, next=first, reason=found.reason if first == "wait" else why, tokens=None, cost_usd=None, missing=[unknown])
+        return replace(found, missing=[*found.missing, *self._missing(agent, found)])
+
+    def check_deploy(self, *, agents: Sequence[str] = ()) -> deploy.Report:
+        """What this code would do with every unfinished run of the store: continue, continue with a change, hold it, or leave it stuck.
+
+        Args:
+            agents: only runs of these.
+        Cost: reads each unfinished run's head and its rows since its last message; nothing is written.
+        """
+        reasons: dict[str, str] = {}
+        for one in self._store.stuck(limit=_ALL):
+            if not one.command.startswith("outlast worker"):  # those are what this code may mend
+                reasons.setdefault(one.run_id, one.reason)
+        policies = {name: agent.policy(_no_head) for name, agent in self._agents.items()}
+        return deploy.report(v for v in deploy.verdicts(self._unfinished(), policies, reasons) if not agents or v.agent in agents)
+
+    def _unfinished(self) -> Iterator[base.Unfinished]:
+        last: base.Head | None = None
+        while page := self._store.unfinished_page(after=last):
+            yield from page
+            last = page[-1].head
+
+    def _read(self, run_no: int, run_id: str) -> list[r.Entry]:
+        try:
+            return self._store.load(run_no)[0]
+        except codec.Unstorable as e:
+            raise InvariantViolated(f"run {run_id}: {e}", run_id=run_id, hint=f"outlast show {run_id} --journal") from e
+
+    def _policy(self, agent: Agent[Any], head: base.Head) -> Policy:
+        return agent.policy(lambda: RunHead(**head_fields(head)), guarded=self.guarded, prices=self._prices)
+
+    def _missing(self, agent: Agent[Any], found: plans.Plan) -> list[plans.Missing]:
+        """A provider's key and people of a role, as far as this process can tell."""
+        out = []
+        given = any(os.environ.get(name) for name in ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN"))
+        if found.tokens is not None and isinstance(agent.model, str) and agent.model.startswith("anthropic:") and not given:
+            out.append(plans.Missing("key", "ANTHROPIC_API_KEY", f"{agent.model} is asked next, and no key is set here"))
+        if isinstance(self._may_decide, Mapping):
+            roles = dict.fromkeys(item.role for item in found.items if item.action == "ask a person" and item.role)
+            out += [plans.Missing("role", x, f"nobody is {x} in may_decide=") for x in roles if not self._may_decide.get(x)]
+        return out
 
     # ---- the clock ----------------------------------------------------------------------------------------------------------------
 
@@ -623,6 +723,12 @@ class Outlast:
         except RuntimeError:
             return asyncio.run(make())
         raise UsageError(f"{name} cannot be used inside a running event loop", hint=f"await app.{name.removesuffix('_sync')}(...)")
+
+    @contextlib.asynccontextmanager
+    async def connected_deps(self) -> AsyncIterator[Any]:
+        """What tools get as `ctx.deps`, for as long as an engine's worker lives."""
+        async with self._deps_now() as deps:
+            yield deps
 
     @contextlib.asynccontextmanager
     async def _deps_now(self) -> AsyncIterator[Any]:
@@ -1007,6 +1113,14 @@ class Outlast:
             )
 
 
+def _fresh_id() -> str:
+    return new_run_id()
+
+
+def _no_head() -> RunHead:
+    raise AssertionError("no gate or key is asked of a run that is only looked at")
+
+
 def _notice_settings() -> notices.Settings:
     env = os.environ
     return notices.Settings(env.get("OUTLAST_WEBHOOK_SECRET", ""), env.get("OUTLAST_WEBHOOK_ALLOW", ""), env.get("OUTLAST_WEB_URL", ""))
@@ -1021,6 +1135,7 @@ def _ends_children(before: r.Run, entries: Sequence[r.Entry]) -> list[base.Paren
 
 
 _NOTHING: Any = object()
+_ALL = 10**9
 _STATUSES: tuple[str, ...] = (
     "running", "waiting_for_approval", "waiting_for_verification", "waiting_for_budget", "waiting_for_event", "waiting_for_run", "waiting_for_timer",
     "waiting_for_code", "done", "failed", "cancelled")  # fmt: skip
@@ -1142,4 +1257,4 @@ def _tags(tags: object) -> dict[str, str]:
     return dict(codec.stored(dict(tags))[1])
 
 
-__all__ = ["Input", "ManualClock", "Outlast", "RunBusy", "RunNotFound"]
+__all__ = ["Input", "ManualClock", "Outlast", "RunBusy", "RunNotFound", "deploy", "plans"]

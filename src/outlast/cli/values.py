@@ -93,14 +93,19 @@ def text(argument: str) -> str:
 
 def input_file(file: str) -> Any:
     """What --input says: a text, content blocks or a message list, as JSON."""
-    try:
-        data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
-    except OSError as e:
-        raise UsageError(f"--input {file} cannot be read: {e.strerror}") from None
-    value = json_value(_decoded(data, f"--input {file}"), f"--input {file}")
+    value = json_value(file_text(file, "--input"), f"--input {file}")
     if not isinstance(value, str | list):
         raise UsageError(f"--input {file} holds {type(value).__name__}: a text, a list of content blocks or a list of messages is needed")
     return value
+
+
+def file_text(file: str, option: str) -> str:
+    """What stands in a file that an option names, or for `-` on stdin."""
+    try:
+        data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+    except OSError as e:
+        raise UsageError(f"{option} {file} cannot be read: {e.strerror}") from None
+    return _decoded(data, f"{option} {file}")
 
 
 def _decoded(data: bytes, what: str) -> str:

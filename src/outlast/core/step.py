@@ -512,14 +512,16 @@ def _no_code(call: Call) -> Wait:
 def _other_arguments(run: Run, call: Call, tool: ToolPolicy, policy: Policy, now: datetime, forgets_at: datetime | None) -> Settle | Wait | None:
     """Arguments that older code left, where this code takes others: made new, and asked about anew; or the run is held."""
     if tool.upgrade is not None:
+        if isinstance(held := version_step(run, policy), Wait):  # the code that it is held for takes the arguments as they are
+            return held
         allowed = call.allowed
         try:
             args = codec.stored(dict(tool.upgrade(allowed)))[1]
         except Exception as e:  # noqa: BLE001 - a person's function: what it cannot convert is held for code that can
-            why: str | None = f"the arguments saved for {call.known_as} could not be upgraded for {tool.tool}: {type(e).__name__}: {e}"
-            return Wait("waiting_for_code", why, forgets_at, f"upgrade:{call.known_as}")
+            failed = f"the arguments saved for {call.known_as} could not be upgraded for {tool.tool}: {type(e).__name__}: {e}"
+            return Wait("waiting_for_code", failed, forgets_at, f"upgrade:{call.known_as}")
         if codec.canonical(args) != codec.canonical(allowed):
-            if why := _problem(tool, args):
+            if why := problem_of(tool, args):
                 text = f"the arguments saved for {call.known_as}, upgraded for {tool.tool}, do not fit its schema: {why}"
                 return Wait("waiting_for_code", text, forgets_at, f"upgrade:{call.known_as}")
             return Settle((r.CallUpgraded(call.id, tool.tool, args),))
@@ -530,12 +532,12 @@ def _other_arguments(run: Run, call: Call, tool: ToolPolicy, policy: Policy, now
 
 def _schema_changed(call: Call, tool: ToolPolicy, forgets_at: datetime | None) -> Wait | None:
     """Arguments that were valid when they were saved and no longer are."""
-    why = _problem(tool, call.allowed)
+    why = problem_of(tool, call.allowed)
     needs = f"schema:{call.known_as}:{tool.schema_digest}"
     return Wait("waiting_for_code", f"the arguments saved for {call.known_as} no longer fit its schema: {why}", forgets_at, needs) if why else None
 
 
-def _problem(tool: ToolPolicy, args: Mapping[str, Any]) -> str | None:
+def problem_of(tool: ToolPolicy, args: Mapping[str, Any]) -> str | None:
     try:
         return tool.problem(args)
     except Exception as e:  # noqa: BLE001 - a person's validator: arguments that make it stumble are not valid
@@ -703,7 +705,7 @@ def _impossible(call: Mapping[str, Any], meta: Mapping[str, Any], policy: Policy
         return f"There is no tool {call['name']!r}. Known tools: {', '.join(known) or 'none'}."
     if malformed := meta.get("malformed", {}).get(call["id"]):
         return f"{call['name']} was not run: {malformed['problem']}."
-    if why := _problem(tool, _of_today(tool, call["input"])):
+    if why := problem_of(tool, _of_today(tool, call["input"])):
         return f"{call['name']} was not run, its arguments are invalid: {why}"
     return None
 
@@ -716,4 +718,4 @@ def _of_today(tool: ToolPolicy, args: Mapping[str, Any]) -> Mapping[str, Any]:
         upgraded = codec.stored(dict(tool.upgrade(args)))[1]
     except Exception:  # noqa: BLE001 - a person's function: what it cannot convert is taken as it is, and judged by the schema
         return args
-    return upgraded if _problem(tool, upgraded) is None else args
+    return upgraded if problem_of(tool, upgraded) is None else args

@@ -130,7 +130,7 @@ class Drive:
             raise
         finally:
             self.keeper.remove(self.writer.lease.run_id)
-            await self._stop_tasks()
+            self._file_late(await self._stop_tasks())
 
     async def step(self) -> Saved:
         """One step (a model call, or a batch of calls) and the lease goes back in the append that saves it: for an engine's activity."""
@@ -152,7 +152,7 @@ class Drive:
             raise
         finally:
             self.keeper.remove(self.writer.lease.run_id)
-            await self._stop_tasks()
+            self._file_late(await self._stop_tasks())
 
     def _start(self, calls: Sequence[s.RunCall]) -> None:
         for call in calls:
@@ -170,8 +170,13 @@ class Drive:
         """Run one call and save what came of it: for a program that drives by hand."""
         self._loop, self.saving, self.news = asyncio.get_running_loop(), asyncio.Lock(), asyncio.Event()
         fact = await self._call(call)
+        facts = [fact] if fact is not None else []
         async with self.saving:
-            return await self._thread(lambda: self.writer.save([fact] if fact is not None else []))
+            try:
+                return await self._thread(lambda: self.writer.save(facts))
+            except LeaseLost:
+                self._file_late(facts)
+                raise
 
     async def _begin(self) -> Saved:
         self.head_row = await self._blocking(self.store.head, self.writer.lease.run_id)
@@ -401,7 +406,7 @@ class Drive:
 
     def _late_for(self, call: s.RunCall, entry: r.Call) -> perform.Late:
         """Files a result that came too late to be one: evidence on the call; it changes no message."""
-        run_id, now = self.run.id, self.store.now()
+        now = self.store.now()
 
         def file(ended: perform.Ended) -> None:
             if ended.raised is not None and not isinstance(ended.raised, Exception):
@@ -413,21 +418,27 @@ class Drive:
                 found = perform.result(entry, ended.value, now)
                 if isinstance(found, r.CallFinished):
                     late = replace(late, content=found.content, is_error=found.is_error)
-            try:
-                self.store.outside(run_id, lambda tail: late_result(tail, late))
-            except OutlastError as e:
-                log.warning(
-                    "run %s: a late result of %s could not be filed: %s",
-                    run_id,
-                    call.name,
-                    e,
-                    extra={"run_id": run_id, "call_id": call.call_id},
-                )
+            self._file(late)
 
         def later(ended: perform.Ended) -> None:
             self.threads.submit(file, ended)
 
         return later
+
+    def _file_late(self, facts: Sequence[r.Entry]) -> None:
+        """Results that are held when the lease is gone."""
+        for fact in facts:
+            if isinstance(fact, r.CallFinished) and fact.how == "result":
+                late = r.LateResult(fact.call_id, fact.content, is_error=fact.is_error, why="it came after its lease was lost")
+                self.threads.submit(self._file, late)
+
+    def _file(self, late: r.LateResult) -> None:
+        run_id = self.writer.lease.run_id
+        try:
+            self.store.outside(run_id, lambda tail: late_result(tail, late))
+        except OutlastError as e:
+            extra = {"run_id": run_id, "call_id": late.call_id}
+            log.warning("run %s: a late result of %s could not be filed: %s", run_id, late.call_id, e, extra=extra)
 
     async def _stop_tasks(self) -> list[r.Entry]:
         """Cancel what still runs: what is begun and not answered is in doubt, and the journal says so."""
@@ -449,9 +460,13 @@ class Drive:
 
     async def _save(self, facts: Sequence[r.Entry]) -> Saved:
         async with self.saving:
-            self._raise_if_lost()
             ran_by = (self.run.agent_version, self.run.code)
-            saved = await self._thread(lambda: self.writer.save(facts, tuple(self.tasks), draining=self.draining))
+            try:
+                self._raise_if_lost()
+                saved = await self._thread(lambda: self.writer.save(facts, tuple(self.tasks), draining=self.draining))
+            except LeaseLost:
+                self._file_late(facts)
+                raise
         self.keeper.update(self.writer.lease)
         if self.agent.on_change == "warn" and ran_by[1] and any(isinstance(e, r.VersionChanged) for e in saved.entries):
             was, now = (version or "unnamed" for version in (ran_by[0], self.agent.version))

@@ -57,7 +57,7 @@ async def invoke(
         return await _within(_guarded(function(**kwargs)), timeout, late)
     future: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
     _in_thread(function, kwargs, future, late)
-    ended = await _within(_await_thread(future), timeout, late, thread=True)
+    ended = await _within(_come(future), timeout, late, thread=True)
     if ended.raised is None and not ended.alive and inspect.isawaitable(ended.value):
         return await _within(_guarded(ended.value), timeout, late)
     return ended
@@ -88,8 +88,9 @@ def _in_thread(function: Callable[..., Any], kwargs: dict[str, Any], future: asy
     threading.Thread(target=run, name=f"tool {getattr(function, '__name__', '')}", daemon=True).start()
 
 
-async def _await_thread(future: asyncio.Future[Ended]) -> Ended:
-    return await asyncio.shield(future)
+async def _come(future: asyncio.Future[Ended]) -> Ended:
+    """Not shielded: who gives up cancels the future, and what the thread delivers afterwards is late."""
+    return await future
 
 
 async def _guarded(awaitable: Awaitable[Any]) -> Ended:

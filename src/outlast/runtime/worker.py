@@ -30,6 +30,7 @@ log = logging.getLogger("outlast.worker")
 IDLE_S = 1.0  # the longest wait between two looks: the safety net under every wake-up
 REAP_S = 2.0  # how often dead processes' leases are looked for
 SOON = timedelta(seconds=60)  # `until_idle` waits for a timer that is at most so far away
+TRY_AGAIN_S = 300.0  # a need that cannot be judged ahead (does an `upgrade` work?): how often it is tried
 ALONE_FROM = 2  # attempts: from the second on a run is driven alone
 
 
@@ -62,6 +63,7 @@ class Worker:
         self.running: dict[asyncio.Task[None], Drive | None] = {}
         self.changed = asyncio.Event()
         self.reaped_at = 0.0
+        self.failed: dict[tuple[str, str], float] = {}  # needs that this code has and that still were not enough, and when
         self.ready = False
         self.no_takeover_until = 0.0
 
@@ -97,7 +99,7 @@ class Worker:
                 if monotonic() >= self.no_takeover_until:
                     await self.blocking(self.store.reap)
             parked = await self.blocking(lambda: self.store.parked(agents=self.agents))
-            needs = [(agent, what) for agent, what in parked if self.satisfies(agent, what)]
+            needs = [x for x in parked if self.satisfies(*x) and monotonic() - self.failed.get(x, float("-inf")) >= TRY_AGAIN_S]
             leases = await self._claim(free, needs)
             self.ready = True
         except StoreError as e:
@@ -139,6 +141,8 @@ class Worker:
         extra = {"run_id": run_id, "worker": owner.short(owner.me()), "seq": None, "call_id": None}
         try:
             step = await drive()
+            if needs := getattr(step, "needs", None):
+                self.failed[drive.writer.lease.agent, needs] = monotonic()
             log.info("run %s: %s", run_id, getattr(step, "status", "given back"), extra=extra)
         except LeaseLost as e:
             log.warning("run %s: %s; stopped", run_id, e, extra=extra)

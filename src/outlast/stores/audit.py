@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from outlast.core.codec import Unstorable
@@ -65,6 +65,17 @@ def run(run_id: str, head: CheckedHead, journal: Sequence[JournalRow], gates: Se
     if (head.status in ENDED or ended is not None) and head.status != ended:
         yield where, f"its head says {head.status}, its journal {ended or 'that it goes on'}", "the next step of the run mends it"
     yield from _gates(where, gates, expected)
+
+
+def compared(heads: Iterable[tuple[str, int, str]], digest_at: Callable[[str, int], str | None]) -> Iterator[Finding]:
+    """What was there when these heads were written down, and is no longer: (run id, entries, digest of the last one in hex)."""
+    for run_id, entries, digest in heads:
+        found = digest_at(run_id, entries)
+        if found is None:
+            what = f"it had {entries} entries when its head was kept, and they are no longer there"
+            yield f"run {run_id}", what, "was it erased or pruned? Else a -wal was deleted or an older file was put back: restore a backup"
+        elif found != digest:
+            yield f"run {run_id}", f"entry {entries} is not the one that was kept: the journal was rewritten since", "compare it with a backup"
 
 
 def _gates(where: str, found: Sequence[GateRow], expected: Sequence[GateRow]) -> Iterator[Finding]:

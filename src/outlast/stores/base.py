@@ -259,6 +259,15 @@ class JournalRow:
 
 
 @dataclass(frozen=True, slots=True)
+class Unfinished:
+    """An unfinished run as far as a deploy is concerned: its head, the entry that says by whose code it ran last, its rows since its last message."""
+
+    head: Head
+    ran_by: JournalRow
+    rows: Sequence[JournalRow]
+
+
+@dataclass(frozen=True, slots=True)
 class RunFilter:
     status: str | None = None
     agent: str | None = None
@@ -368,6 +377,10 @@ class Store(Protocol):
         """Run ids, oldest first, from a covering partial index."""
         ...
 
+    def unfinished_page(self, *, after: Head | None = None, limit: int = 500) -> list[Unfinished]:
+        """Unfinished runs as above, oldest first, those behind `after`: three statements a page, whatever the length of their journals."""
+        ...
+
     def pending(
         self, *, agents: Sequence[str], driver: str = BUILT_IN, within: timedelta = timedelta(seconds=60)
     ) -> tuple[int, datetime | None]:
@@ -407,6 +420,14 @@ class Store(Protocol):
 
     def journal(self, run_id: str, *, after: int = 0, limit: int | None = None) -> Iterator[JournalRow]:
         """Rows as they stand, entry_no > `after`."""
+        ...
+
+    def ends(self) -> Iterator[tuple[str, int, str]]:
+        """(run id, entries, digest of the last one in hex) of every run, by run id: to be kept elsewhere, and compared."""
+        ...
+
+    def digest_at(self, run_id: str, entry_no: int) -> str | None:
+        """The digest of that entry in hex; None: there is no such run or entry."""
         ...
 
     def wait_for_change(self, seen: int | None, timeout_s: float) -> int:

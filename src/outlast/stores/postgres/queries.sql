@@ -66,6 +66,23 @@ UPDATE outlast.run SET fence = fence + 1, nonce = %(nonce)s, attempts = attempts
  WHERE run_no = %(run_no)s
 RETURNING run_no, run_id, agent, fence, attempts, lease_until, %(held)s
 
+-- due --  what `claim` would take, and in its order; nothing is locked or taken
+WITH {times}
+SELECT run_id FROM (
+    SELECT run_id, 0 AS rank, wake_at AS since FROM outlast.run
+     WHERE driver = %(driver)s AND agent = ANY (%(agents)s::text[]) AND wake_at <= (SELECT now FROM times)
+       AND lease_owner IS NULL AND wake_at IS NOT NULL AND needs IS NULL
+    UNION
+    SELECT r.run_id, 0, r.updated_at FROM unnest(%(need_agents)s::text[], %(needs)s::text[]) n(agent, needs)
+      JOIN outlast.run r ON r.driver = %(driver)s AND r.agent = n.agent AND r.needs = n.needs AND r.lease_owner IS NULL AND r.needs IS NOT NULL
+    UNION
+    SELECT run_id, 1, lease_until FROM outlast.run
+     WHERE driver = %(driver)s AND agent = ANY (%(agents)s::text[]) AND lease_until <= (SELECT over FROM times) AND lease_owner IS NOT NULL) d
+ ORDER BY rank, since, run_id LIMIT %(limit)s
+
+-- drive_by --
+UPDATE outlast.run SET driver = %(driver)s, updated_at = %(now)s WHERE run_no = %(run_no)s
+
 -- parked --
 SELECT DISTINCT agent, needs FROM outlast.run
  WHERE driver = %(driver)s AND agent = ANY (%(agents)s::text[]) AND lease_owner IS NULL AND needs IS NOT NULL
@@ -318,7 +335,7 @@ UNION SELECT DISTINCT 'gate', run_no FROM outlast.gate t WHERE NOT EXISTS (SELEC
 UNION SELECT DISTINCT 'notice', run_no FROM outlast.notice t WHERE NOT EXISTS (SELECT FROM outlast.run r WHERE r.run_no = t.run_no)
 
 -- check_settings --
-SELECT name, setting FROM pg_settings WHERE name IN ('fsync', 'full_page_writes', 'synchronous_commit')
+SELECT name, reset_val FROM pg_settings WHERE name IN ('fsync', 'full_page_writes', 'synchronous_commit')
 
 -- ---- the schema -----------------------------------------------------------------------------------------------------------------
 

@@ -248,14 +248,41 @@ class PostgresStore:
             if driver is not None and head.driver != driver:
                 raise Refused(f"{run_id} is driven by {head.driver}", hint=f"outlast move {run_id} --to {driver}", run_id=run_id)
             if head.held:
-                holder, until = head.lease_owner or "?", head.lease_until or self.now()
-                raise RunBusy(
-                    f"{run_id} is driven by {owners.short(holder)} until {iso(until)}", owner=holder, until=until, run_id=run_id,
-                    hint=f"outlast show {run_id}")  # fmt: skip
+                raise self._busy(head)
             values = {**times, "run_no": head.run_no, "owner": owner, "nonce": nonce, "held": head.lease_owner is not None}
             return self._lease(tx.one("take", values, commit=True)[0], nonce, owner)
 
         return self._settled(work)
+
+    def due(self, *, agents: Sequence[str], driver: str, limit: int = 100, needs: Sequence[tuple[str, str]] = ()) -> list[str]:
+        known = [(agent, need) for agent, need in needs if agent in agents]
+        values = {
+            **self._times(), "driver": driver, "agents": list(agents), "limit": limit, "need_agents": [agent for agent, _ in known],
+            "needs": [need for _, need in known]}  # fmt: skip
+        return [run_id for (run_id,) in self._read(lambda tx: tx.one("due", values, commit=True))]
+
+    def drive_by(self, run_id: str, driver: str) -> Head:
+        times = self._times()
+
+        def work(tx: Tx) -> Head:
+            _, heads = tx.ask(("lock", {"run_ids": [run_id]}), ("head", {"run_id": run_id, **times}))
+            head = self._only(heads, run_id)
+            if head.held:
+                raise self._busy(head)
+            if head.driver == driver:
+                return head
+            if not head.status.startswith("waiting_"):
+                raise Refused(f"{run_id} is {head.status}: it can be moved only while it waits", run_id=run_id, hint=f"outlast show {run_id}")
+            moved = {"run_no": head.run_no, "driver": driver, "now": ms(self.now())}
+            return self._only(tx.commit(("drive_by", moved), ("head", {"run_id": run_id, **times}))[1], run_id)
+
+        return self._write(work)
+
+    def _busy(self, head: Head) -> RunBusy:
+        holder, until = head.lease_owner or "?", head.lease_until or self.now()
+        return RunBusy(
+            f"{head.run_id} is driven by {owners.short(holder)} until {iso(until)}", owner=holder, until=until, run_id=head.run_id,
+            hint=f"outlast show {head.run_id}")  # fmt: skip
 
     def parked(self, *, agents: Sequence[str], driver: str = BUILT_IN) -> list[tuple[str, str]]:
         found = self._read(lambda tx: tx.one("parked", {"driver": driver, "agents": list(agents)}, commit=True))

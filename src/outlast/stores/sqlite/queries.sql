@@ -207,6 +207,35 @@ SELECT run_id FROM run INDEXED BY run_unfinished
  WHERE status <> 'done' AND status <> 'failed' AND status <> 'cancelled'
  ORDER BY created_at, run_id
 
+-- unfinished_page --
+SELECT {head_columns} FROM run r INDEXED BY run_unfinished
+ WHERE r.status <> 'done' AND r.status <> 'failed' AND r.status <> 'cancelled' AND (r.created_at, r.run_id) > (:after_at, :after_id)
+ ORDER BY r.created_at, r.run_id LIMIT :limit
+
+-- journal_columns --
+e.entry_no, e.seq, e.kind, e.body, e.meta, e.at, e."by", e.entry_id, e.fence, e.status, e.digest
+
+-- tails --
+SELECT r.run_no, {journal_columns}
+  FROM json_each(:numbers) n JOIN run r ON r.run_no = n.value JOIN entry e ON e.run_no = r.run_no AND e.seq = r.seq
+ ORDER BY r.run_no, e.entry_no
+
+-- ran_by --  the last row of each run counts
+SELECT e.run_no, {journal_columns}
+  FROM json_each(:numbers) n JOIN entry e ON e.run_no = n.value AND e.seq = 0 AND e.kind = 'RunStarted'
+UNION ALL
+SELECT e.run_no, {journal_columns}
+  FROM json_each(:numbers) n JOIN entry e INDEXED BY entry_versions ON e.run_no = n.value AND e.kind = 'VersionChanged'
+ ORDER BY 1, 2
+
+-- ends --
+SELECT r.run_id, r.entries,
+       lower(hex((SELECT e.digest FROM entry e WHERE e.run_no = r.run_no ORDER BY e.seq DESC, e.entry_no DESC LIMIT 1)))
+  FROM run r WHERE r.run_id > :after ORDER BY r.run_id LIMIT :limit
+
+-- digest_at --
+SELECT lower(hex(e.digest)) FROM run r JOIN entry e ON e.run_no = r.run_no WHERE r.run_id = :run_id AND e.entry_no = :entry_no
+
 -- pending_due --
 SELECT count(*), min(wake_at) FROM run INDEXED BY run_due
  WHERE driver = :driver AND agent = :agent AND wake_at <= :until AND lease_owner IS NULL

@@ -14,7 +14,7 @@ from outlast.core.gate import GateRow
 from outlast.core.run import EPOCH, Entry, MessageAdded, NewerFormat, from_row, headed, instant, ms, to_row
 from outlast.errors import InvariantViolated, SchemaTooNew
 from outlast.stores import sql
-from outlast.stores.base import Head, JournalRow, Place, chain, genesis
+from outlast.stores.base import Head, JournalRow, Place, Unfinished, chain, genesis
 
 Q = sql.queries("outlast.stores.sqlite")
 HEAD = 30  # columns of `head_columns`
@@ -70,6 +70,15 @@ def journal(row: Row) -> JournalRow:
     return JournalRow(
         entry_no=row[0], seq=row[1], kind=row[2], body=row[3], meta=row[4], at=instant(row[5]), by=row[6], entry_id=row[7], fence=row[8],
         status=row[9], digest=row[10])  # fmt: skip
+
+
+def unfinished(heads: Sequence[Head], ran_by: Iterable[Row], tails: Iterable[Row]) -> list[Unfinished]:
+    """Rows of `ran_by` and `tails` begin with the run's number."""
+    versions = {row[0]: journal(row[1:]) for row in ran_by}
+    since: dict[int, list[JournalRow]] = {}
+    for row in tails:
+        since.setdefault(row[0], []).append(journal(row[1:]))
+    return [Unfinished(h, versions[h.run_no], since.get(h.run_no, [])) for h in heads if h.run_no in versions]
 
 
 def entry(row: Row, run: str) -> Entry:

@@ -48,6 +48,7 @@ from outlast.stores.base import (
     RunFilter,
     Stuck,
     Tail,
+    Unfinished,
 )
 from outlast.stores.sqlite import check, opening, rows
 from outlast.stores.sqlite.connections import Connections
@@ -474,6 +475,16 @@ class SQLiteStore(Pages):
     def unfinished(self) -> list[str]:
         return self._files.read(lambda db: [run_id for (run_id,) in ask(db, Q["unfinished"])])
 
+    def unfinished_page(self, *, after: Head | None = None, limit: int = _PAGE) -> list[Unfinished]:
+        values = {"after_at": ms(after.created_at) if after else -_END_OF_TIME, "after_id": after.run_id if after else "", "limit": limit}
+
+        def work(db: apsw.Connection) -> list[Unfinished]:
+            heads = self._as_heads(ask(db, Q["unfinished_page"], values))
+            numbers = {"numbers": _json([head.run_no for head in heads])}
+            return rows.unfinished(heads, ask(db, Q["ran_by"], numbers), ask(db, Q["tails"], numbers))
+
+        return self._files.read(work)
+
     def pending(self, *, agents: Sequence[str], driver: str = BUILT_IN,
                 within: timedelta = timedelta(seconds=60)) -> tuple[int, datetime | None]:  # fmt: skip
         until = ms(self.now() + within)
@@ -570,6 +581,16 @@ class SQLiteStore(Pages):
                 return
             after, since = page[-1][0], page[-1][1]
             limit = None if limit is None else limit - len(page)
+
+    def ends(self) -> Iterator[tuple[str, int, str]]:
+        after = ""
+        while page := self._files.read(lambda db, after=after: ask(db, Q["ends"], {"after": after, "limit": _PAGE})):  # type: ignore[misc]  # a default binds it
+            yield from page
+            after = page[-1][0]
+
+    def digest_at(self, run_id: str, entry_no: int) -> str | None:
+        found = self._files.read(lambda db: ask(db, Q["digest_at"], {"run_id": run_id, "entry_no": entry_no}))
+        return str(found[0][0]) if found else None
 
     def wait_for_change(self, seen: int | None, timeout_s: float) -> int:
         end = time.monotonic() + timeout_s
