@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from outlast.errors import OutlastError, Refused
+from outlast.errors import OutlastError, Refused, StoreError
 from outlast.runtime.clock import monotonic
 from outlast.testing import soak_agent
 from outlast.testing.soak_agent import DEDUPED, GATED, LEASE, VARIABLE, WINDOWS, World, first_text, inside, plan
@@ -52,6 +52,7 @@ class Report:
     asked: int = 0
     answers: int = 0
     verified: int = 0  # questions "did it happen?" that a person answered
+    busy: int = 0  # times that the store had no time for people
     given_up: int = 0  # runs whose workers died five times in a row, taken up again by a person
     duplicated: list[str] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
@@ -70,7 +71,7 @@ class Report:
             f"seed {self.seed}: {self.kills} kills ({windows}), {self.stops} stops past the lease in {self.seconds:.0f} s",
             f"{self.runs} runs, {self.calls} tool calls, {self.effects} effects; {self.attempts} attempts at receivers that dedupe",
             f"the model was asked {self.asked} times for {self.answers} answers; {self.verified} doubts settled by a person",
-            f"{self.refused} runs taken from stopped workers; {self.given_up} runs given up and taken up again",
+            f"{self.refused} runs taken from stopped workers; {self.given_up} given up and taken up again; the store had no time {self.busy} times",
             f"{len(self.duplicated)} duplicated effects, {len(self.lost)} lost runs, {len(self.stuck)} stuck runs",
             *self.problems,
         ]
@@ -220,7 +221,13 @@ class Soak:
     # ---- people -----------------------------------------------------------------------------------------------------------------
 
     def _start_runs(self) -> None:
-        """Enough to do at any moment, and `runs` in all."""
+        """Enough to do at any moment, and `runs` in all. Where the store is busy for long: the same again next time."""
+        try:
+            self._start()
+        except StoreError:
+            self.report.busy += 1
+
+    def _start(self) -> None:
         while len(self.ids) < self.runs or (self.report.kills < self.kills and len(self.app.unfinished_runs()) < 4 * self.n):
             if len(self.ids) >= self.runs or len(self.app.unfinished_runs()) < 8 * self.n:
                 run_id = f"soak-{len(self.ids):05}"
@@ -240,6 +247,8 @@ class Soak:
                     self.poisoned.add(run_id)
                     self.report.given_up += 1
                     self.app.retry(run_id, by="operator")
+            except StoreError:
+                self.report.busy += 1
             except OutlastError as e:
                 self.report.other.append(f"people: {type(e).__name__}: {e}")
 

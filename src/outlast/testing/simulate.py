@@ -1,0 +1,196 @@
+"""Many schedules from many seeds, or one again.
+
+    python -m outlast.testing.simulate [--seeds N] [--first SEED] [--minutes M] [--processes N]
+    python -m outlast.testing.simulate --only SEED [--choices AT:VALUE,AT:VALUE,…]
+
+A schedule that breaks an invariant is cut down (choices that are not needed become calm ones) and shown with the command that repeats it.
+What a large number of schedules never reached is an error too: a green run that never met a zombie has shown nothing about zombies.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from outlast.runtime.clock import monotonic
+from outlast.runtime.crashpoints import POINTS
+from outlast.testing.simulation.schedule import Broken, Schedule, quiet
+
+SWEEP_EVERY = 25  # schedules between two collections of what dead processes left
+SHRINK_TRIES = 400
+ENOUGH = 2000  # schedules from which on everything below must have been reached
+NOT_HERE = ("notice",)  # points of notices: nobody is told in these schedules
+MUST_REACH = (
+    *(f"died at {p}" for p in POINTS if not p.startswith(NOT_HERE)),
+    "a zombie's append was refused", "an append was behind", "an append under the lock", "an unknown commit stood",
+    "an unknown commit did not stand", "a store error", "a process was paused past its lease", "a worker was drained", "an attempt was deduped",
+    "a decision at the very deadline", "a decision was refused", "an earlier attempt may still act", "somebody said approved",
+    "somebody said rejected", "somebody said happened", "somebody said run_again", "somebody said give_up", "an event was delivered twice",
+    "the clock was set back", "the clock was set forward", "a run was cancelled", "a run was retried", "a text was sent",
+    "a person's word was said again", "the sweeper moved a gate", "a run was given up", "a run ended as done", "a run ended as failed",
+    "a run ended as cancelled", "CallDoubted", "CallFailed", "CallSkipped", "ChildFinished", "EventReceived", "GateDecided", "GateExpired",
+    "GateMoved", "LateResult", "ModelCallLost", "ModelFailed", "RetryAsked", "RunCancelled", "TextSent", "WorkerDied",
+)  # fmt: skip
+
+
+@dataclass
+class Found:
+    """A schedule that broke something."""
+
+    seed: int
+    why: str
+    choices: dict[int, int]
+
+
+@dataclass
+class Result:
+    schedules: int = 0
+    steps: int = 0
+    virtual_s: float = 0.0
+    reached: Counter[str] = field(default_factory=Counter)
+    found: Found | None = None
+
+    def add(self, other: Result) -> None:
+        self.schedules += other.schedules
+        self.steps += other.steps
+        self.virtual_s += other.virtual_s
+        self.reached.update(other.reached)
+        self.found = self.found or other.found
+
+    @property
+    def unreached(self) -> list[str]:
+        return [what for what in MUST_REACH if not self.reached[what]]
+
+
+def play(seed: int, choices: Mapping[int, int] | None = None) -> tuple[Schedule, str | None]:
+    """One schedule, and what it broke. Anything that a schedule raises is a finding: nothing may come out of the runtime."""
+    schedule = Schedule(seed, choices)
+    try:
+        schedule()
+    except Broken as e:
+        return schedule, str(e)
+    except Exception as e:  # noqa: BLE001 - whatever it is, it should not have come
+        return schedule, f"I30: {type(e).__name__}: {e}"
+    return schedule, None
+
+
+def run(seeds: Sequence[int], until: float = float("inf")) -> Result:
+    """Play them until one breaks something or the time is over."""
+    result = Result()
+    with quiet() as sweep:
+        for n, seed in enumerate(seeds):
+            schedule, why = play(seed)
+            result.schedules += 1
+            result.steps += schedule.loop.steps
+            result.virtual_s += schedule.loop.now
+            result.reached.update(schedule.reached)
+            if why is not None:
+                result.found = Found(seed, why, dict(schedule.choices.made))
+                break
+            if n % SWEEP_EVERY == SWEEP_EVERY - 1:
+                del schedule
+                sweep()
+            if monotonic() >= until:
+                break
+    return result
+
+
+def shrink(found: Found, breaks: Callable[[Mapping[int, int]], str | None]) -> Found:
+    """Delta debugging over the choices: what can be calm becomes calm, as long as the same invariant breaks."""
+    name = found.why.partition(":")[0]
+    kept, why, tries = dict(found.choices), found.why, 0
+    size = max(len(kept) // 2, 1)
+    while size and tries < SHRINK_TRIES:
+        smaller = False
+        order = sorted(kept)
+        for start in range(0, len(order), size):
+            without = {at: v for at, v in kept.items() if at not in set(order[start : start + size])}
+            tries += 1
+            said = breaks(without)
+            if said is not None and said.partition(":")[0] == name:
+                kept, why, smaller = without, said, True
+                break
+            if tries >= SHRINK_TRIES:
+                break
+        if not smaller:
+            size //= 2
+    return Found(found.seed, why, kept)
+
+
+def command(found: Found) -> str:
+    choices = ",".join(f"{at}:{value}" for at, value in sorted(found.choices.items())) or "none"
+    return f"python -m outlast.testing.simulate --only {found.seed} --choices {choices}"
+
+
+def _part(arguments: tuple[Sequence[int], float]) -> Result:
+    return run(*arguments)
+
+
+def run_many(first: int, seeds: int, *, minutes: float | None, processes: int) -> Result:
+    """All of them, over several processes; the first finding ends it."""
+    until = monotonic() + minutes * 60 if minutes is not None else float("inf")
+    if processes == 1:
+        return run(range(first, first + seeds), until)
+    chunk = min(200, max(seeds // (4 * processes), 1))
+    parts = [(range(at, min(at + chunk, first + seeds)), until) for at in range(first, first + seeds, chunk)]
+    total = Result()
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+        for part in pool.imap_unordered(_part, parts):
+            total.add(part)
+            if total.found is not None or monotonic() >= until:
+                break
+        pool.terminate()
+    return total
+
+
+def _report(result: Result, first: int, seconds: float) -> int:
+    days = result.virtual_s / 86400
+    say(f"{result.schedules} schedules from seed {first}: {result.steps} steps, {days:.1f} simulated days in {seconds:.0f} s")
+    if result.found is not None:
+        say(f"seed {result.found.seed} broke {result.found.why}")
+        with quiet():
+            small = shrink(result.found, lambda kept: play(result.found.seed, kept)[1] if result.found else None)
+        say(f"cut down to {len(small.choices)} choices: {small.why}", command(small))
+        return 1
+    for what, n in sorted(result.reached.items()):
+        say(f"  {n:8} {what}")
+    if result.schedules >= ENOUGH and result.unreached:
+        say("never reached: " + "; ".join(result.unreached))
+        return 1
+    return 0
+
+
+def say(*lines: str) -> None:
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
+    sys.stdout.flush()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m outlast.testing.simulate", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--seeds", type=int, default=1000, help="how many; default 1000")
+    parser.add_argument("--first", type=int, default=0, help="the first one; default 0")
+    parser.add_argument("--minutes", type=float, help="stop after so long")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="default: one for each core")
+    parser.add_argument("--only", type=int, metavar="SEED", help="one schedule")
+    parser.add_argument("--choices", help="its choices, AT:VALUE,…; or none")
+    args = parser.parse_args(argv)
+    if args.only is not None:
+        choices = None
+        if args.choices is not None:
+            choices = {int(at): int(value) for at, _, value in (x.partition(":") for x in args.choices.split(",") if ":" in x)}
+        with quiet():
+            schedule, why = play(args.only, choices)
+        say(f"seed {args.only}: {schedule.loop.steps} steps, trace {schedule.loop.trace}", why or "nothing broke")
+        return 1 if why else 0
+    began = monotonic()
+    result = run_many(args.first, args.seeds, minutes=args.minutes, processes=max(args.processes, 1))
+    return _report(result, args.first, monotonic() - began)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

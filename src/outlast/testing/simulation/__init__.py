@@ -1,0 +1,1 @@
+"""Deterministic simulation: the real worker, drive and store under one seed and a virtual clock."""

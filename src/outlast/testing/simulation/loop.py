@@ -1,0 +1,242 @@
+"""One thread, one seed, one virtual clock: an event loop whose every choice is drawn from a list that can be kept, cut and played again.
+
+Rules
+1. Whatever is not decided by the code is a choice: which process goes on, how long a store call takes, who dies where, who is paused.
+   Choice 0 is always the calm one, so that a schedule with more zeros is a simpler one.
+2. Callbacks belong to the process (a context variable) that made them. A dead process's are dropped, a paused one's wait.
+3. Within a process the order is asyncio's own; between processes it is chosen.
+4. A store call runs inline, after a delay; it blocks nobody, as a thread would not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any
+
+
+class Crash(BaseException):
+    """This process is gone."""
+
+
+class Dropped(Exception):
+    """The simulated network lost an answer."""
+
+
+@dataclass(eq=False)
+class Process:
+    """A simulated process: whose callbacks run, until it dies."""
+
+    name: str
+    born: int = 0
+    faulty: bool = False  # may die and be paused
+    dead: bool = False
+    paused_until: float = 0.0
+    acting: int = 0  # calls between the last look at the clock and the act: one instant, as far as anybody can tell
+    ready: deque[asyncio.Handle] = field(default_factory=deque)
+
+    @property
+    def owner(self) -> str:
+        """As `stores.owner` writes it: another incarnation is another start."""
+        return f"sim/boot/ns/{self.name}/{self.born}"
+
+
+WORLD = Process("world")
+PROCESS: ContextVar[Process] = ContextVar("process", default=WORLD)
+
+
+class Choices:
+    """Draws from a seed, or plays what was kept: `kept` maps the number of a choice to its value, all others are 0."""
+
+    def __init__(self, seed: int, kept: Mapping[int, int] | None = None) -> None:
+        self._rng = random.Random(f"choices-{seed}")  # noqa: S311 - a seeded schedule is the point
+        self._kept = kept
+        self.made: dict[int, int] = {}  # those that are not 0
+        self.n = 0
+
+    def pick(self, n: int, chance: float = 1.0) -> int:
+        """0 to n - 1; something else than 0 with that chance at most."""
+        at, self.n = self.n, self.n + 1
+        if self._kept is not None:
+            value = min(self._kept.get(at, 0), n - 1)
+        elif n < 2 or (chance < 1.0 and self._rng.random() >= chance):
+            value = 0
+        else:
+            value = self._rng.randrange(n) if chance >= 1.0 else self._rng.randrange(1, n)
+        if value:
+            self.made[at] = value
+        return value
+
+    def chance(self, p: float) -> bool:
+        return self.pick(2, p) == 1
+
+
+class Loop(asyncio.BaseEventLoop):
+    """The event loop of a schedule. `pause` is asked before every step of a process that may be paused, for how long."""
+
+    def __init__(self, choices: Choices, *, pause: Callable[[Process], float], latency: Callable[[], float]) -> None:
+        super().__init__()
+        self.choices, self._pause, self._latency = choices, pause, latency
+        self.now = 0.0
+        self.steps = 0
+        self._able: list[Process] = []
+        self._sleeping: list[Process] = []
+        self._waiters: list[tuple[Process, Callable[[], None]]] = []
+        self._trace = sha256()
+
+    # ---- time, and what runs next -------------------------------------------------------------------------------------------
+
+    def time(self) -> float:
+        return self.now
+
+    def note(self, *what: object) -> None:
+        """Part of the trace's hash."""
+        self._trace.update(f"{self.now:.6f} {what}\n".encode())
+
+    @property
+    def trace(self) -> str:
+        return self._trace.hexdigest()
+
+    def _run_once(self) -> None:
+        self._sort()
+        while not self._able:
+            self._advance()
+            self._sort()
+        process = self._able[self.choices.pick(len(self._able)) if len(self._able) > 1 else 0]
+        if process.faulty and not process.acting and (pause := self._pause(process)):
+            process.paused_until = self.now + pause
+            self._able.remove(process)
+            self._sleeping.append(process)
+            self.call_at(process.paused_until, self._wake, process)
+            return
+        handle = process.ready.popleft()
+        if not process.ready:
+            self._able.remove(process)
+        self.steps += 1
+        if not handle.cancelled():
+            handle._run()
+
+    def _sort(self) -> None:
+        """New callbacks to their processes."""
+        while self._ready:
+            handle = self._ready.popleft()
+            process = handle._context.get(PROCESS, WORLD)
+            if process.dead or handle.cancelled():
+                continue
+            process.ready.append(handle)
+            if len(process.ready) == 1 and process not in self._sleeping:
+                self._able.append(process)
+        if any(p.dead for p in self._able):
+            for p in self._able:
+                if p.dead:
+                    p.ready.clear()
+            self._able = [p for p in self._able if not p.dead]
+
+    def _wake(self, process: Process) -> None:
+        if process in self._sleeping:
+            self._sleeping.remove(process)
+            if process.ready and not process.dead:
+                self._able.append(process)
+
+    def _advance(self) -> None:
+        """Nothing can run now: on to the next instant at which something can."""
+        from heapq import heappop
+
+        while self._scheduled:
+            timer = heappop(self._scheduled)
+            timer._scheduled = False
+            if timer.cancelled() or timer._context.get(PROCESS, WORLD).dead:
+                continue
+            self.now = max(self.now, timer.when())
+            self._ready.append(timer)
+            return
+        raise AssertionError("nothing can ever happen any more")
+
+    # ---- the store's threads ------------------------------------------------------------------------------------------------
+
+    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> Any:
+        future = self.create_future()
+
+        def run() -> None:
+            try:
+                value = func(*args)
+            except Crash:
+                return
+            except BaseException as e:  # noqa: BLE001 - to whoever awaits it, as an executor does
+                if not future.done():
+                    future.set_exception(e)
+                return
+            if isinstance(value, Change):
+                value.hear(self, lambda token: None if future.done() else future.set_result(token))
+            elif not future.done():
+                future.set_result(value)
+
+        delay = self._latency()
+        self.call_later(delay, run) if delay else self.call_soon(run)
+        return future
+
+    def on_change(self, heard: Callable[[], None], timeout: float) -> None:
+        """Call `heard` after the next commit, or when the time is over."""
+        done = False
+
+        def once() -> None:
+            nonlocal done
+            if not done:
+                done = True
+                timer.cancel()
+                heard()
+
+        timer = self.call_later(timeout, once)
+        self._waiters.append((PROCESS.get(), once))
+
+    def changed(self) -> None:
+        """Something was committed: whoever watches the store hears of it, in its own process, sooner or later."""
+        waiters, self._waiters = self._waiters, []
+        for process, heard in waiters:
+            if not process.dead:
+                token = PROCESS.set(process)
+                try:
+                    self.call_later(0.01 + self._latency(), heard)
+                finally:
+                    PROCESS.reset(token)
+
+    def forget(self) -> None:
+        """Drop all that waits."""
+        self._ready.clear()
+        self._scheduled.clear()
+        self._waiters.clear()
+        self._able.clear()
+        self._sleeping.clear()
+
+    # ---- what of an event loop is not needed here ---------------------------------------------------------------------------
+
+    def call_soon_threadsafe(self, callback: Any, *args: Any, context: Any = None) -> Any:
+        return self.call_soon(callback, *args, context=context)
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if error is not None and not isinstance(error, Crash | asyncio.CancelledError):
+            self.problems.append(f"{context.get('message')}: {type(error).__name__}: {error}")
+
+    problems: list[str] = []  # noqa: RUF012 - replaced for every schedule
+
+    def _process_events(self, event_list: Any) -> None:
+        pass
+
+    def _write_to_self(self) -> None:
+        pass
+
+
+class Change:
+    """What waiting for a commit gives here, instead of blocking a thread: who awaits it hears of the next one."""
+
+    def __init__(self, version: Callable[[], int], timeout: float) -> None:
+        self._version, self._timeout = version, timeout
+
+    def hear(self, loop: Loop, tell: Callable[[int], None]) -> None:
+        loop.on_change(lambda: tell(self._version()), self._timeout)
