@@ -126,6 +126,34 @@ def test_an_idempotent_call_that_times_out_is_tried_with_the_same_key_then_a_per
     assert_whole(app, "r")
 
 
+def test_a_late_result_in_a_worker_that_goes_on(make_app: MakeApp, ledger: Ledger) -> None:
+    """The thread that outlived its time ends while the worker drives others: its result answers the person's gate."""
+    release = threading.Event()
+
+    @tool(timeout=SHORT)
+    def slow(ctx: ToolContext) -> str:
+        ledger.write("slow", ctx.idempotency_key)
+        happens(release)
+        return "late but true"
+
+    agent = Agent("a", model=ScriptedModel([[use("slow")], "Done."]), tools=[slow])
+    app = make_app(agent)
+    app.start(agent, "go", run_id="r")
+
+    async def play() -> None:
+        worker = asyncio.ensure_future(app.work())
+        await asyncio.to_thread(until, app, lambda: app.head("r").status == "waiting_for_verification")
+        release.set()
+        await asyncio.to_thread(until, app, lambda: app.head("r").status == "done", what="the late result took the run on")
+        worker.cancel()
+        await asyncio.wait({worker})
+
+    asyncio.run(play())
+    assert app.get("r").messages[2]["content"][0]["content"] == "late but true"
+    assert len(ledger.lines()) == 1
+    assert_whole(app, "r")
+
+
 HANGS = """
 import sys, threading
 from datetime import timedelta
