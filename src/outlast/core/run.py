@@ -8,6 +8,7 @@ Rules
 3. Facts (an answer, a result, a doubt) are kept whatever came in between; intents (`CallStarted`) and consequences (gates, refusals, the
    batch's user message, the end) are worked out anew on the journal as it is.
 4. `OUTSIDE` entries need no lease; each has an id of its own, unique in its run. After the end only those in `AFTER_END` are accepted.
+   `GateMoved` and `GateExpired` may also be written without one, under the lock of a run that nobody holds: they say what the clock says.
 5. A change of the fields below is a change of the journal format: they are read for ever. Code of a newer format says so by a
    `VersionChanged` before it writes anything else into an older run; code of an older one leaves such a run alone (`NewerFormat`).
 """
