@@ -144,6 +144,7 @@ def _refuse_foreign(path: str) -> None:
             db = apsw.Connection(f"file:{quote(path)}?immutable=1", flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
         try:
             db.set_busy_timeout(1000)
+            db.execute("BEGIN")  # mark and tables of one moment: another process may be making it just now
             [(mark,)] = db.execute("PRAGMA application_id").fetchall()
             if mark != APPLICATION_ID:
                 _refuse_tables(path, _foreign(db, ours=False))
