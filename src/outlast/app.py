@@ -629,7 +629,15 @@ class Outlast:
             teller.poke()
 
     async def _sweeping(self) -> None:
-        """What a worker does now and then."""
+        """What a worker does now and then. A bug here must not make the worker deaf."""
+        try:
+            await self._sweep_once()
+        except StoreError:
+            raise
+        except Exception:
+            log.exception("a sweep failed; the next one comes")
+
+    async def _sweep_once(self) -> None:
         await self._blocking(sweeper.sweep, self._store, notices.names(self._told))
         self._poke()
         if time.monotonic() - self._looked_at >= LOOK_FOR_STUCK_S:

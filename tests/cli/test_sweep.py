@@ -101,7 +101,8 @@ def test_documents_of_a_sweep_and_of_stuck_runs(shell: Shell) -> None:
 
 def test_event_answers_the_call_once(shell: Shell) -> None:
     shell.write("support.py", APP)
-    assert shell.outlast("run", "support", "hi", "--agent", "charge", "--id", "run-c").code == 3
+    waits = shell.outlast("run", "support", "hi", "--agent", "charge", "--id", "run-c")
+    assert waits.code == 3 and "  outlast event run-c settled --data JSON --app support" in waits.lines
     first = shell.outlast("event", "run-c", "settled", "--data", '{"ok": true}', "--event-id", "evt-1")
     assert first.code == 0 and first.lines[0] == "run-c is running"
     again = shell.outlast("event", "run-c", "settled", "--data", '{"ok": true}', "--event-id", "evt-1", "--json")

@@ -7,6 +7,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.support.world import assert_whole
@@ -15,7 +16,7 @@ from tests.waits.desk import FRIDAY, HOUR, MONDAY_NOON, MS, Desk, kinds, results
 
 from outlast import Agent, Hours, Outlast, approval
 from outlast.core import codec
-from outlast.errors import GateClosed, UsageError
+from outlast.errors import GateClosed, InvariantViolated, UsageError
 from outlast.models import ScriptedModel
 
 NAIVE = datetime.fromisoformat("2026-11-30T12:00:00")
@@ -202,6 +203,22 @@ def test_sweeping_needs_no_agents_code(desk: Desk) -> None:
     with desk.app() as app:  # the notice was written for those who were told when it opened
         assert app.sweep() == 1
         assert [n.kind for n in desk.notices] == ["opened", "expired"]
+
+
+def test_a_run_that_cannot_be_read_does_not_stop_the_sweep_of_others(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = desk.waiting("run-1")
+    app.run_sync(app.agents["desk"], "Another one.", run_id="run-2")
+    desk.at(MONDAY_NOON)
+    outside = type(app._store).outside
+
+    def broken(self: Any, run_id: str, plan: Any, **more: Any) -> Any:
+        if run_id == "run-1":
+            raise InvariantViolated("entry 3 of run run-1 cannot be read", run_id=run_id)
+        return outside(self, run_id, plan, **more)
+
+    monkeypatch.setattr(type(app._store), "outside", broken)
+    assert app.sweep() == 2  # the other one's expiry, and its notice
+    assert (app.head("run-1").status, app.head("run-2").status) == ("waiting_for_approval", "running")
 
 
 def test_a_worker_sweeps_by_itself(desk: Desk) -> None:

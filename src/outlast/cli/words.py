@@ -70,6 +70,9 @@ def commands(run: Run | RunHead, gates: Sequence[Gate], options: Options) -> lis
             return [f"outlast retry {shlex.quote(run.run_id)}{rest}"]
         case "waiting_for_approval" | "waiting_for_budget" | "waiting_for_verification":
             return [*decisions(run.run_id, gates, rest), resume]
+        case "waiting_for_event":
+            names = [str(g.args.get("event")) for g in gates if g.outcome is None and g.kind == "event"]
+            return [*(f"outlast event {shlex.quote(run.run_id)} {shlex.quote(name)} --data JSON{rest}" for name in names), resume]
         case _:
             return [resume]
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 from outlast.core import gate as g
 from outlast.core import run as r
 from outlast.core import step as s
-from outlast.errors import RunNotFound, StoreError
+from outlast.errors import OutlastError, RunNotFound
 from outlast.runtime import notices
 from outlast.stores import base
 
@@ -49,7 +49,7 @@ def _one(store: base.Store, run_id: str, targets: Sequence[str]) -> int:
         _, moved, _ = store.outside(run_id, clocks(told))
     except RunNotFound:  # erased, or moved to another store, since it was found
         return 0
-    except StoreError as e:
+    except OutlastError as e:  # one run that cannot be read is that run's trouble
         log.warning("run %s: its deadlines could not be applied, they are next time: %s", run_id, e, extra={"run_id": run_id})
         return 0
     return int(moved or 0)
