@@ -13,7 +13,6 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from support.postgres import Server
 
 from outlast.core import run as r
 from outlast.errors import OutlastError, RunNotFound, SchemaTooNew, StoreError, UsageError
@@ -26,6 +25,8 @@ from outlast.stores.sql import queries
 from outlast.stores.sqlite import SQLiteStore
 from outlast.stores.sqlite.pages import Pages
 from outlast.testing.store_contract import Driving, PassTime, Reopen, StoreContract, answers, begin, calls, gate, new, take
+from support.postgres import Server
+
 
 class Clock:
     """Moves only when told; of deadlines and of leases."""
@@ -179,7 +180,7 @@ def test_no_password_in_any_error(postgres: Server, caplog: pytest.LogCaptureFix
         "no schema": postgres.url(schema="never_made"),
     }
     for says, url in urls.items():
-        for call in (lambda store: store.head("run-1"), lambda store: store.migrate() if says != "no schema" else store.now()):
+        for call in (lambda store: store.head("run-1"), PostgresStore.migrate if says != "no schema" else PostgresStore.now):
             with pytest.raises(OutlastError, match=says) as caught:
                 call(plain(url))
             shown = "".join(traceback.format_exception(caught.value)) + caught.value.hint + caplog.text
@@ -293,7 +294,10 @@ def test_two_that_lock_parent_and_child_do_not_stand_in_each_others_way(postgres
         store.outside(run_id, lambda tail: Outside([r.TextSent("x")], others=[ParentEntry(f"{run_id}:c1", child)]))
 
     def up(driving: Driving) -> None:
-        batch = replace(driving.batch(r.DecisionRefused("g", "x")), parent=ParentEntry(driving.lease.run_id[:-3], lambda tail: Outside([r.TextSent("up")])))
+        batch = replace(
+            driving.batch(r.DecisionRefused("g", "x")),
+            parent=ParentEntry(driving.lease.run_id[:-3], lambda tail: Outside([r.TextSent("up")])),
+        )
         together.wait(10)
         store.append(driving.lease, driving.place, batch, now=store.now())
 
@@ -321,9 +325,14 @@ def test_the_views_say_what_the_documents_say(postgres: Server) -> None:
         [(run_id, created)] = admin.execute("SELECT run_id, created_at FROM runs").fetchall()
         assert (run_id, created) == ("run-1", r.iso(store.head("run-1").created_at))
         rows = admin.execute("SELECT seq, status, messages::text FROM checkpoints ORDER BY seq").fetchall()
-        assert [(seq, status, len(json.loads(str(messages)))) for seq, status, messages in rows] == [(1, "running", 1), (2, "waiting_for_approval", 2)]
+        assert [(seq, status, len(json.loads(str(messages)))) for seq, status, messages in rows] == [
+            (1, "running", 1),
+            (2, "waiting_for_approval", 2),
+        ]
         assert '"amount": 1.0' in str(rows[1][2])
-        assert admin.execute("SELECT deadline, args::text FROM inbox").fetchall() == [("2031-01-01T00:00:00.001Z", '{"amount": 1.0, "to": "Zoë"}')]
+        assert admin.execute("SELECT deadline, args::text FROM inbox").fetchall() == [
+            ("2031-01-01T00:00:00.001Z", '{"amount": 1.0, "to": "Zoë"}')
+        ]
         assert admin.execute("SELECT call_id, tool, state, args::text FROM tool_calls").fetchall() == [
             ("c1", "refund", "waiting", '{"amount": 1.0, "to": "Zoë"}')]  # fmt: skip
         assert admin.execute("SELECT digest FROM journal ORDER BY entry_no DESC LIMIT 1").fetchall() == [(store.load(1)[1].digest.hex(),)]
@@ -375,7 +384,9 @@ def test_claims_find_their_runs_by_the_partial_indexes(postgres: Server) -> None
         store.start(new("due"))
 
         def scanned() -> tuple[object, ...]:
-            return admin.execute(f"SELECT pg_stat_get_numscans('{schema}.run'::regclass), pg_stat_get_tuples_returned('{schema}.run'::regclass)").fetchall()[0]
+            return admin.execute(
+                f"SELECT pg_stat_get_numscans('{schema}.run'::regclass), pg_stat_get_tuples_returned('{schema}.run'::regclass)"
+            ).fetchall()[0]
 
         store.close()
         admin.execute("SELECT pg_stat_clear_snapshot()")
@@ -394,7 +405,7 @@ def test_queries_have_the_names_of_the_sqlite_store() -> None:
     only_here = {
         "begin", "begin_read", "limits", "server", "version", "wake", "times", "take_started", "started", "claim", "claimed", "append",
         "due", "lock", "lock_family", "clock", "stands", "since_message", "pending", "check_head", "check_orphans", "check_settings", "migrate_lock",
-        "in_schema", "has_version", "make_version", "migrated"}  # fmt: skip
+        "in_schema", "has_version", "make_version", "migrated", "page_filter", "page_near"}  # fmt: skip
     assert here - there <= only_here
 
 

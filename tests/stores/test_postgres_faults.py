@@ -87,7 +87,7 @@ def again(app: Outlast, call: Callable[[], Any]) -> Any:
         try:
             return call()
         except RunBusy as busy:
-            until(app, lambda over=busy.until: app._store.now() >= over)  # type: ignore[misc]
+            until(app, lambda over=busy.until: app._store.now() >= over)
         except StoreError:
             continue
     raise AssertionError("never answered")

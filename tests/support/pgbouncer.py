@@ -38,14 +38,15 @@ class Bouncer:
         if who:
             for path in (self.folder, config, users):
                 os.chown(path, who["user"], who["group"])
-        self.process = subprocess.Popen([self.program, str(config)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **who)  # type: ignore[call-overload]
+        self.process = subprocess.Popen([self.program, str(config)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **who)
         end, pause = time.monotonic() + 20, threading.Event()
         while True:
             try:
                 psycopg.connect(self.server.conninfo, host="127.0.0.1", port=self.port, connect_timeout=5).close()
                 return self.port
             except psycopg.Error as e:
-                assert self.process.poll() is None and time.monotonic() < end, f"{e}\n{(self.folder / 'log').read_text()}"
+                if self.process.poll() is not None or time.monotonic() > end:
+                    raise RuntimeError((self.folder / "log").read_text()) from e
             pause.wait(0.02)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

@@ -124,7 +124,7 @@ class Server:
         )
 
     def _run(self, program: str, *args: str) -> None:
-        done = subprocess.run([str(self.bin / program), *args], capture_output=True, check=False, cwd=self.folder, **unprivileged())  # type: ignore[call-overload]
+        done = subprocess.run([str(self.bin / program), *args], capture_output=True, check=False, cwd=self.folder, **unprivileged())
         assert done.returncode == 0, done.stderr.decode()
 
     def start(self) -> Server:
@@ -134,7 +134,7 @@ class Server:
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen(
                 [str(self.bin / "postgres"), "-D", str(self.data), *args], stdout=log, stderr=log, cwd=self.folder, start_new_session=True,
-                preexec_fn=_with_parent, **unprivileged())  # noqa: PLW1509  # type: ignore[call-overload]  # fmt: skip
+                preexec_fn=_with_parent, **unprivileged())  # noqa: PLW1509 - the hook calls prctl and nothing else  # fmt: skip
         end = time.monotonic() + STARTS_WITHIN_S
         pause = threading.Event()
         while True:

@@ -75,7 +75,11 @@ def compared(heads: Iterable[tuple[str, int, str]], digest_at: Callable[[str, in
             what = f"it had {entries} entries when its head was kept, and they are no longer there"
             yield f"run {run_id}", what, "was it erased or pruned? Else a -wal was deleted or an older file was put back: restore a backup"
         elif found != digest:
-            yield f"run {run_id}", f"entry {entries} is not the one that was kept: the journal was rewritten since", "compare it with a backup"
+            yield (
+                f"run {run_id}",
+                f"entry {entries} is not the one that was kept: the journal was rewritten since",
+                "compare it with a backup",
+            )
 
 
 def _gates(where: str, found: Sequence[GateRow], expected: Sequence[GateRow]) -> Iterator[Finding]:

@@ -354,3 +354,121 @@ CREATE TABLE IF NOT EXISTS outlast.schema_version (version integer PRIMARY KEY, 
 
 -- migrated --
 INSERT INTO outlast.schema_version (version) VALUES (%(version)s)
+
+-- ---- pages of people ------------------------------------------------------------------------------------------------------------
+
+-- page_where --
+(r.created_at, r.run_id) < (%(before_at)s, %(before_id)s) AND r.created_at >= %(since)s AND (%(tags)s = '{}' OR {has_tags})
+
+-- first_text --  the first message's text, as far as a list shows it
+(SELECT CASE json_typeof(e.body -> 'content') WHEN 'string' THEN left(e.body ->> 'content', 400)
+                WHEN 'array' THEN (SELECT left(u.value ->> 'text', 400) FROM json_array_elements(e.body -> 'content') u
+                                    WHERE json_typeof(u.value) = 'object' AND u.value ->> 'type' = 'text' LIMIT 1) END
+           FROM outlast.entry e WHERE e.run_no = r.run_no AND e.seq = 1 AND e.kind = 'MessageAdded')
+
+-- says --
+(%(text)s::text IS NULL OR strpos(r.run_id, %(text)s) > 0 OR strpos(lower(coalesce({first_text}, '')), lower(%(text)s)) > 0)
+
+-- page_filter --
+(%(agent)s::text IS NULL OR r.agent = %(agent)s) AND (%(status)s::text IS NULL OR r.status = %(status)s)
+
+-- page --
+WITH {times}
+SELECT {head_columns} FROM outlast.run r WHERE {page_filter} AND {page_where}
+ ORDER BY r.created_at DESC, r.run_id DESC LIMIT %(limit)s
+
+-- page_of_unfinished --
+WITH {times}
+SELECT {head_columns} FROM outlast.run r
+ WHERE r.status <> 'done' AND r.status <> 'failed' AND r.status <> 'cancelled' AND (NOT %(waiting)s OR r.status <> 'running')
+   AND {page_filter} AND {page_where}
+ ORDER BY r.created_at DESC, r.run_id DESC LIMIT %(limit)s
+
+-- page_of_stuck --
+WITH {times}
+SELECT {head_columns} FROM outlast.run r WHERE r.run_id IN (SELECT run_id FROM outlast.stuck) AND {page_filter} AND {page_where}
+ ORDER BY r.created_at DESC, r.run_id DESC LIMIT %(limit)s
+
+-- page_near --
+{page_filter} AND (NOT %(waiting)s OR r.status LIKE 'waiting\_%%')
+           AND (r.created_at, r.run_id) < (%(before_at)s, %(before_id)s) AND r.created_at >= %(since)s
+
+-- page_by_text --  of the newest `scan` runs that fit otherwise
+WITH {times}
+SELECT {head_columns} FROM (
+        SELECT run_no FROM outlast.run r WHERE {page_near} ORDER BY r.created_at DESC, r.run_id DESC LIMIT %(scan)s) near
+  JOIN outlast.run r ON r.run_no = near.run_no
+ WHERE (%(tags)s = '{}' OR {has_tags}) AND {says}
+ ORDER BY r.created_at DESC, r.run_id DESC LIMIT %(limit)s
+
+-- page_by_id --  ids that begin with the text
+WITH {times}
+SELECT {head_columns} FROM outlast.run r
+ WHERE r.run_id >= %(text)s AND r.run_id < %(text_end)s AND {page_filter} AND (NOT %(waiting)s OR r.status LIKE 'waiting\_%%')
+   AND (%(tags)s = '{}' OR {has_tags}) AND r.created_at >= %(since)s
+ ORDER BY r.run_id LIMIT %(limit)s
+
+-- page_end --  where a search that looked at `scan` runs came to
+SELECT r.created_at, r.run_id FROM outlast.run r WHERE {page_near}
+ ORDER BY r.created_at DESC, r.run_id DESC LIMIT 1 OFFSET %(scan)s - 1
+
+-- firsts --
+SELECT r.run_no, {first_text} FROM outlast.run r WHERE r.run_no = ANY (%(numbers)s::bigint[])
+
+-- soonest_gates --  the open gate of each run that ends first
+SELECT DISTINCT ON (g.run_no) g.run_no, {gate_columns} FROM outlast.gate g
+ WHERE g.run_no = ANY (%(numbers)s::bigint[]) AND g.outcome IS NULL
+ ORDER BY g.run_no, coalesce(g.deadline, 9223372036854775807), g.created_at, g.gate_no
+
+-- count_of --  per status, each up to a limit
+SELECT s.status, (SELECT count(*) FROM (
+        SELECT FROM outlast.run r WHERE r.status = s.status AND r.created_at >= %(since)s AND (%(agent)s::text IS NULL OR r.agent = %(agent)s)
+           AND (%(tags)s = '{}' OR {has_tags}) LIMIT %(most)s) found)
+  FROM unnest(%(statuses)s::text[]) s(status)
+
+-- agents --  a loose scan: the next distinct name, and again
+WITH RECURSIVE known AS (
+    (SELECT agent, 1 AS n FROM outlast.run ORDER BY agent LIMIT 1)
+    UNION ALL
+    SELECT (SELECT r.agent FROM outlast.run r WHERE r.agent > k.agent ORDER BY r.agent LIMIT 1), k.n + 1
+      FROM known k WHERE k.agent IS NOT NULL AND k.n < %(limit)s
+)
+SELECT agent FROM known WHERE agent IS NOT NULL
+
+-- gate_entries --  what the journal says about a gate and its call, without messages and results
+SELECT {journal_columns} FROM outlast.run r JOIN outlast.entry e ON e.run_no = r.run_no
+ WHERE r.run_id = %(run_id)s AND e.seq = %(seq)s AND e.kind NOT IN ('MessageAdded', 'CallFinished', 'LateResult', 'TextSent')
+ ORDER BY e.entry_no LIMIT %(limit)s
+
+-- decided --
+WITH {times}
+SELECT {head_columns}, {gate_columns}
+  FROM outlast.gate g JOIN outlast.run r ON r.run_no = g.run_no
+ WHERE g.decided_at IS NOT NULL AND g.kind IN ('approval', 'verification', 'budget') AND g.decided_at >= %(since)s
+   AND (%(agent)s::text IS NULL OR r.agent = %(agent)s)
+ ORDER BY g.decided_at DESC, g.gate_no DESC LIMIT %(limit)s
+
+-- ended_per_hour --
+SELECT ended_at / 3600000, status, count(*) FROM outlast.run
+ WHERE ended_at >= %(since)s AND ended_at IS NOT NULL AND (%(agent)s::text IS NULL OR agent = %(agent)s)
+ GROUP BY 1, 2 ORDER BY 1, 2
+
+-- spent_per_day --  of the newest `scan` runs
+SELECT (created_at + %(offset)s) / 86400000, agent, count(*), sum(input_tokens)::bigint, sum(output_tokens)::bigint, sum(cost_usd::float8),
+       count(*) FILTER (WHERE cost_usd IS NULL)
+  FROM (SELECT created_at, agent, input_tokens, output_tokens, cost_usd FROM outlast.run
+         WHERE created_at >= %(since)s AND (%(agent)s::text IS NULL OR agent = %(agent)s) ORDER BY created_at DESC LIMIT %(scan)s) near
+ GROUP BY 1, 2 ORDER BY 1, 2
+
+-- step_times --  of the newest `scan` runs: (tool or NULL: the model, ms)
+SELECT CASE e.kind WHEN 'CallFinished' THEN
+            (SELECT u.value ->> 'name'
+               FROM outlast.entry a, json_array_elements(CASE json_typeof(a.body -> 'content') WHEN 'array' THEN a.body -> 'content' ELSE '[]' END) u
+              WHERE a.run_no = e.run_no AND a.seq = e.seq AND a.kind = 'MessageAdded'
+                AND CASE json_typeof(u.value) WHEN 'object' THEN u.value ->> 'id' = e.body ->> 'call_id' END LIMIT 1) END,
+       coalesce(e.meta ->> 'ms', e.meta ->> 'latency_ms')::float8::bigint
+  FROM (SELECT run_no FROM outlast.run
+         WHERE created_at >= %(since)s AND (%(agent)s::text IS NULL OR agent = %(agent)s) ORDER BY created_at DESC LIMIT %(scan)s) near
+  JOIN outlast.entry e ON e.run_no = near.run_no
+ WHERE e.kind IN ('CallFinished', 'MessageAdded') AND coalesce(e.meta ->> 'ms', e.meta ->> 'latency_ms') IS NOT NULL
+ LIMIT %(most)s

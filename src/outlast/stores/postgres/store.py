@@ -58,6 +58,7 @@ from outlast.stores.postgres.clock import ServerClock
 from outlast.stores.postgres.connections import Connections, Row, Statement, Tx
 from outlast.stores.postgres.failures import Full, Late, Standby, passing
 from outlast.stores.postgres.listening import Listener
+from outlast.stores.postgres.pages import Pages
 from outlast.stores.sqlite import rows
 
 _T = TypeVar("_T")
@@ -70,7 +71,7 @@ _RESTORE = "restore a backup, keeping this database"
 _MS = timedelta(milliseconds=1)
 
 
-class PostgresStore:
+class PostgresStore(Pages):
     """Runs in one schema of a Postgres database. Nothing is opened before the first call; the schema is made by `migrate` only.
 
     Args:
@@ -272,7 +273,9 @@ class PostgresStore:
             if head.driver == driver:
                 return head
             if not head.status.startswith("waiting_"):
-                raise Refused(f"{run_id} is {head.status}: it can be moved only while it waits", run_id=run_id, hint=f"outlast show {run_id}")
+                raise Refused(
+                    f"{run_id} is {head.status}: it can be moved only while it waits", run_id=run_id, hint=f"outlast show {run_id}"
+                )
             moved = {"run_no": head.run_no, "driver": driver, "now": ms(self.now())}
             return self._only(tx.commit(("drive_by", moved), ("head", {"run_id": run_id, **times}))[1], run_id)
 

@@ -34,7 +34,8 @@ CREATE TABLE outlast.run (                      -- the head of each run; all but
     input_digest       text    NOT NULL DEFAULT '',
     format             integer NOT NULL,        -- of the journal, when the run was started
     created_at         bigint  NOT NULL,
-    updated_at         bigint  NOT NULL
+    updated_at         bigint  NOT NULL,
+    ended_at           bigint  GENERATED ALWAYS AS (CASE WHEN status IN ('done', 'failed', 'cancelled') THEN updated_at END) STORED
 ) WITH (fillfactor = 60, autovacuum_vacuum_scale_factor = 0.02, autovacuum_analyze_scale_factor = 0.02);
 
 CREATE INDEX run_created ON outlast.run (created_at, run_id);
@@ -46,6 +47,7 @@ CREATE INDEX run_parked ON outlast.run (driver, agent, needs) WHERE lease_owner 
 CREATE INDEX run_failed ON outlast.run (run_no) WHERE status = 'failed';
 CREATE INDEX run_status ON outlast.run (status, created_at, run_id);
 CREATE INDEX run_agent ON outlast.run (agent, created_at, run_id);
+CREATE INDEX run_ended ON outlast.run (ended_at) WHERE ended_at IS NOT NULL;
 
 CREATE TABLE outlast.entry (                    -- the journal
     run_no   bigint  NOT NULL,
