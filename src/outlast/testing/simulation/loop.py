@@ -14,7 +14,7 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import Callable, Mapping
-from contextvars import ContextVar
+from contextvars import Context, ContextVar
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
@@ -79,6 +79,9 @@ class Choices:
 class Loop(asyncio.BaseEventLoop):
     """The event loop of a schedule. `pause` is asked before every step of a process that may be paused, for how long."""
 
+    _ready: deque[asyncio.Handle]
+    _scheduled: list[asyncio.TimerHandle]
+
     def __init__(self, choices: Choices, *, pause: Callable[[Process], float], latency: Callable[[], float]) -> None:
         super().__init__()
         self.choices, self._pause, self._latency = choices, pause, latency
@@ -125,7 +128,7 @@ class Loop(asyncio.BaseEventLoop):
         """New callbacks to their processes."""
         while self._ready:
             handle = self._ready.popleft()
-            process = handle._context.get(PROCESS, WORLD)
+            process = _of(handle)
             if process.dead or handle.cancelled():
                 continue
             process.ready.append(handle)
@@ -149,8 +152,8 @@ class Loop(asyncio.BaseEventLoop):
 
         while self._scheduled:
             timer = heappop(self._scheduled)
-            timer._scheduled = False
-            if timer.cancelled() or timer._context.get(PROCESS, WORLD).dead:
+            timer._scheduled = False  # type: ignore[attr-defined]  # asyncio's own note: not in the heap any more
+            if timer.cancelled() or _of(timer).dead:
                 continue
             self.now = max(self.now, timer.when())
             self._ready.append(timer)
@@ -159,7 +162,7 @@ class Loop(asyncio.BaseEventLoop):
 
     # ---- the store's threads ------------------------------------------------------------------------------------------------
 
-    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> Any:
+    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> Any:  # type: ignore[override]  # for our callers only
         future = self.create_future()
 
         def run() -> None:
@@ -215,7 +218,7 @@ class Loop(asyncio.BaseEventLoop):
 
     # ---- what of an event loop is not needed here ---------------------------------------------------------------------------
 
-    def call_soon_threadsafe(self, callback: Any, *args: Any, context: Any = None) -> Any:
+    def call_soon_threadsafe(self, callback: Any, *args: Any, context: Any = None) -> Any:  # type: ignore[override]  # for our callers only
         return self.call_soon(callback, *args, context=context)
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
@@ -230,6 +233,12 @@ class Loop(asyncio.BaseEventLoop):
 
     def _write_to_self(self) -> None:
         pass
+
+
+def _of(handle: asyncio.Handle) -> Process:
+    """Whose callback it is."""
+    context: Context = handle._context  # type: ignore[attr-defined]  # typeshed does not know it
+    return context.get(PROCESS, WORLD)
 
 
 class Change:

@@ -18,21 +18,23 @@ if TYPE_CHECKING:
     from outlast.testing.simulation.schedule import Schedule
 
 LATE_START = timedelta(seconds=30)
-INSIDE = frozenset({"MessageAdded", "CallFinished", "LateResult"})
+AFTER_END = (r.LateResult, r.DecisionRefused)
+AFTER_CANCEL = (*AFTER_END, r.CallFinished, r.MessageAdded)  # in one transaction with it: what answers the open calls
 
 
 def growing(sim: Schedule) -> None:
     """I1, I2, I15: journals only grow, without gaps; fences only grow, by one."""
     db = sim.store._files._open().db
-    for run_no, fence in db.execute("SELECT run_no, fence FROM run").fetchall():
+    fences: list[tuple[int, int]] = db.execute("SELECT run_no, fence FROM run").fetchall()  # type: ignore[assignment]  # as the schema says
+    for run_no, fence in fences:
         last = sim.fences.get(run_no, fence)
         if fence < last:
             sim.broken("I15", f"the fence of run {run_no} went from {last} to {fence}")
         sim.fences[run_no] = fence
         seen = sim.history.setdefault(run_no, [])
-        for entry_no, digest in db.execute(
-            "SELECT entry_no, digest FROM entry WHERE run_no = ? AND entry_no > ? ORDER BY entry_no", (run_no, len(seen))
-        ).fetchall():
+        new = db.execute("SELECT entry_no, digest FROM entry WHERE run_no = ? AND entry_no > ? ORDER BY entry_no", (run_no, len(seen)))
+        rows: list[tuple[int, bytes]] = new.fetchall()  # type: ignore[assignment]  # likewise
+        for entry_no, digest in rows:
             if entry_no != len(seen) + 1:
                 sim.broken("I2", f"entry {entry_no} of run {run_no} follows entry {len(seen)}")
             seen.append(digest)
@@ -106,9 +108,9 @@ def at_the_end(sim: Schedule) -> None:
             if sim.deaths + sim.pauses < 5:
                 sim.broken("I20", f"{head.run_id} was given up after {sim.deaths} deaths and {sim.pauses} pauses: {head.reason}")
         sim.reached[f"a run ended as {head.status}"] += 1
-    for what, stands in sim.people.accepted.items():
+    for gate, stands in sim.people.accepted.items():
         if len(stands) > 1:
-            sim.broken("I21", f"{what}: people were told {sorted(stands)}")
+            sim.broken("I21", f"{gate}: people were told {sorted(stands)}")
 
 
 def _nothing_lost(sim: Schedule) -> None:
@@ -133,9 +135,7 @@ def _nothing_after_the_end(sim: Schedule, head: base.Head, entries: list[r.Entry
             ended = entry
         elif ended is not None and isinstance(entry, r.TextSent | r.RetryAsked):
             ended = None
-        elif (ended is not None and type(entry).__name__ not in INSIDE | {"DecisionRefused"}) or (
-            isinstance(ended, r.RunEnded) and not isinstance(entry, r.LateResult | r.DecisionRefused)
-        ):
+        elif ended is not None and not isinstance(entry, AFTER_CANCEL if isinstance(ended, r.RunCancelled) else AFTER_END):
             sim.broken("I27", f"{head.run_id}: {type(entry).__name__} after its end")
 
 
@@ -159,16 +159,19 @@ def _gates(sim: Schedule, head: base.Head, entries: list[r.Entry]) -> None:
 
 
 def _counted(sim: Schedule, head: base.Head, entries: list[r.Entry]) -> None:
-    """I18: the model was asked for each answer, each death or lost lease, and each of its failures; not oftener."""
+    """I18, I19: the model was asked for each answer, each death or lost lease, and each of its failures; what was lost is counted."""
     if head.parent_run_id is not None:
         return
     text = sim.plans[head.run_id]
     asked, failed = sim.receivers.asked[text], sim.receivers.failed[text]
     if asked > head.model_calls + failed + sim.interruptions:
-        sim.broken(
-            "I18",
-            f"{head.run_id}: the model was asked {asked} times for {head.model_calls} answers, {failed} failures, {sim.interruptions} interruptions",
-        )
+        why = f"{head.model_calls} answers, {failed} failures, {sim.interruptions} interruptions"
+        sim.broken("I18", f"{head.run_id}: the model was asked {asked} times for {why}")
+    lost = sum(isinstance(e, r.ModelCallLost) for e in entries)
+    given_up = sum(isinstance(e, r.RunEnded) and (e.reason or "").startswith("worker died") for e in entries)
+    if asked > head.model_calls + failed + lost + given_up + sim.orderly:
+        why = f"{head.model_calls} answers, {failed} failures, {lost} counted as lost, {sim.orderly} orderly ends"
+        sim.broken("I19", f"{head.run_id}: the model was asked {asked} times for {why}")
 
 
 def _effects(sim: Schedule, head: base.Head, entries: list[r.Entry]) -> None:
@@ -188,6 +191,9 @@ def _effects(sim: Schedule, head: base.Head, entries: list[r.Entry]) -> None:
                 sim.broken("I8" if name in KEYED else "I10", f"{name} {key} happened {happened} times")
             if call["id"] in rejected and happened:
                 sim.broken("I23", f"{name} {key} happened, and was rejected")
+            result = results.get(call["id"])
+            if happened and result is not None and result.is_error and result.how == "result":
+                sim.broken("I8" if name in KEYED else "I10", f"{name} {key} happened, and the model is told that it failed: {result.content}")
             block = blocks.get(call["id"])
             if block is None:
                 sim.broken("I3", f"{name} {key} has no result at the end")

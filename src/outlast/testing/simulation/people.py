@@ -144,6 +144,7 @@ class People:
             await self._again(lambda: app.cancel(run_id, by="ada"))
             sim.reached["a run was cancelled"] += 1
             sim.interruptions += 1
+            sim.orderly += 1
         elif sim.choices.chance(sim.mood.texts / 3):
             await self._again(lambda: self._refusable(lambda: app.send(run_id, "hurry up", by="ada")))
             sim.reached["a text was sent"] += 1

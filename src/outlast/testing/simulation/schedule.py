@@ -194,6 +194,7 @@ class Schedule:
         self.receivers = Receivers(self)
         self.skew = timedelta(0)
         self.deaths = self.pauses = self.interruptions = 0
+        self.orderly = 0  # drains and cancels: a model call under way is given up, and nothing is lost unseen
         self.fences: dict[int, int] = {}
         self.people: People
         self.over = False
@@ -315,6 +316,7 @@ class Schedule:
         if not task.done() and not process.dead:
             self.reached["a worker was drained"] += 1
             self.interruptions += 1
+            self.orderly += 2  # it held at most two runs
             task.cancel()
 
     async def _jumps(self) -> None:
