@@ -31,11 +31,12 @@ class Item:
     key: str | None = None
     role: str | None = None
     until: datetime | None = None
+    later: bool = False  # not at once: it begins when calls before it are done
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "call_id": self.call_id, "tool": self.tool, "action": self.action, "why": self.why, "key": self.key, "role": self.role,
-            "until": r.iso(self.until) if self.until else None,
+            "until": r.iso(self.until) if self.until else None, "later": self.later,
         }  # fmt: skip
 
 
@@ -84,7 +85,7 @@ def plan(run: r.Run, policy: s.Policy, now: datetime, *, status: str, died: bool
     facts = [r.stored(r.headed(e, at=now)) for e in taken_over(run, policy, now, attempts)] if died else []
     after, entries, step = s.settled(r.fold(run, facts), policy, now)
     entries = [*facts, *entries]
-    items = [_item(run, call, after, entries, policy, now, died=died) for call in run.calls]
+    items = _in_order([_item(run, call, after, entries, policy, now, died=died) for call in run.calls], after, step)
     asks = isinstance(step, s.CallModel) or (isinstance(step, s.RunCalls) and all(i.action in _PASSES for i in items))
     tokens = (after.context_tokens + _chars(after) // CHARS_PER_TOKEN + 1) if asks else None
     return Plan(
@@ -93,7 +94,7 @@ def plan(run: r.Run, policy: s.Policy, now: datetime, *, status: str, died: bool
         missing=_missing(items, step))  # fmt: skip
 
 
-_PASSES = ("reuse", "run", "run again with the same key", "refuse")
+_PASSES = ("reuse", "run", "run again with the same key", "refuse")  # unless a tool itself waits or fails
 
 
 def _next(step: s.Step) -> Any:
@@ -148,6 +149,25 @@ def _to_run(item: Item, call: r.Call, ready: s.RunCall, *, died: bool) -> Item:
         return replace(item, action="run again with the same key", why=f"{why} ({ready.effect})")
     approved = call.decision
     return replace(item, action="run", why=f"approved by {approved.by}" if approved else f"it may run ({ready.effect})")
+
+
+_RUNS = ("run", "run again with the same key", "check first")
+
+
+def _in_order(items: Sequence[Item], after: r.Run, step: s.Step) -> list[Item]:
+    """An at-most-once call waits for every earlier one that is begun and unanswered; and only so many run side by side."""
+    now = {ready.call_id for ready in step.calls} if isinstance(step, s.RunCalls) else set()
+    out: list[Item] = []
+    blocked_by: str | None = None
+    for item in items:
+        call, placed = after.call(item.call_id), item
+        if item.action in _RUNS and item.call_id not in now:
+            late = f"it waits until it is known what became of {blocked_by}" if blocked_by else f"{item.why}; after the calls before it"
+            placed = replace(item, action="wait", why=late) if blocked_by else replace(item, why=late, later=True)
+        if call is not None and call.begun and item.action not in _RUNS:
+            blocked_by = blocked_by or item.call_id
+        out.append(placed)
+    return out
 
 
 def _chars(run: r.Run) -> int:
