@@ -5,12 +5,12 @@ Rule: pytest loads this in every project that has the package installed, so it i
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
-    from outlast.testing.crashmatrix import CrashMatrix
+    from outlast.testing.crashmatrix import CrashMatrix, CrashReport
 
 
 @pytest.fixture
@@ -19,8 +19,9 @@ def crash_matrix(tmp_path_factory: pytest.TempPathFactory) -> CrashMatrix:
 
     The cases' folders are kept where pytest keeps its temporary ones.
     """
-    from functools import partial
-
     from outlast.testing.crashmatrix.matrix import crash_matrix as matrix
 
-    return partial(matrix, folder=tmp_path_factory.mktemp("crash"))
+    def crash_matrix(*args: Any, **kwargs: Any) -> CrashReport:
+        return matrix(*args, folder=tmp_path_factory.mktemp("crash"), **kwargs)
+
+    return crash_matrix

@@ -148,11 +148,14 @@ def run_many(first: int, seeds: int, *, minutes: float | None, processes: int) -
     return total
 
 
-def _report(result: Result, first: int, seconds: float) -> int:
+def _report(result: Result, first: int, seconds: float, *, as_found: bool) -> int:
     days = result.virtual_s / 86400
     say(f"{result.schedules} schedules from seed {first}: {result.steps} steps, {days:.1f} simulated days in {seconds:.0f} s")
     if result.found is not None:
         say(f"seed {result.found.seed} broke {result.found.why}")
+        if as_found:
+            say(command(result.found))
+            return 1
         with quiet():
             small = shrink(result.found, lambda kept: play(result.found.seed, kept)[1] if result.found else None)
         say(f"cut down to {len(small.choices)} choices: {small.why}", command(small))
@@ -176,6 +179,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--first", type=int, default=0, help="the first one; default 0")
     parser.add_argument("--minutes", type=float, help="stop after so long")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="default: one for each core")
+    parser.add_argument("--as-found", action="store_true", help="do not cut down what is found")
     parser.add_argument("--only", type=int, metavar="SEED", help="one schedule")
     parser.add_argument("--choices", help="its choices, AT:VALUE,…; or none")
     args = parser.parse_args(argv)
@@ -189,7 +193,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1 if why else 0
     began = monotonic()
     result = run_many(args.first, args.seeds, minutes=args.minutes, processes=max(args.processes, 1))
-    return _report(result, args.first, monotonic() - began)
+    return _report(result, args.first, monotonic() - began, as_found=args.as_found)
 
 
 if __name__ == "__main__":

@@ -41,6 +41,7 @@ def crash_matrix(
     pairs: bool = False,
     lifespan: Callable[[], AbstractAsyncContextManager[Any]] | None = None,
     fixed_deps: Any = None,
+    at: Sequence[str] = (),
     folder: Path | None = None,
     progress: Progress = lambda done, known: None,
 ) -> CrashReport:
@@ -48,6 +49,7 @@ def crash_matrix(
 
     Args:
         lifespan, fixed_deps: an app's own, used where `deps` is not given.
+        at: only the cases of these points, `NAME` or `NAME#n`: to repeat one finding.
         folder: where the cases' folders are made and left; default: a temporary one.
     """
     if not hasattr(os, "fork"):
@@ -59,9 +61,9 @@ def crash_matrix(
                          hint="outlast record RUN > script.json makes one of a real run")  # fmt: skip
     setup = Setup(agent, input, model, deps, observe, approve, lifespan, fixed_deps)
     if folder is not None:
-        return _Matrix(setup, folder, progress).run(pairs=pairs)
+        return _Matrix(setup, folder, progress).run(pairs=pairs, at=at)
     with tempfile.TemporaryDirectory(prefix="outlast-crashtest-") as made:
-        return _Matrix(setup, Path(made), progress).run(pairs=pairs)
+        return _Matrix(setup, Path(made), progress).run(pairs=pairs, at=at)
 
 
 class _Matrix:
@@ -69,11 +71,11 @@ class _Matrix:
         self.setup, self.folder, self.progress, self.made = setup, folder, progress, 0
         self.report = CrashReport(0, [], agent=setup.agent.name)
 
-    def run(self, *, pairs: bool) -> CrashReport:
+    def run(self, *, pairs: bool, at: Sequence[str]) -> CrashReport:
         calm, passed, unequal, notes = _calm(self.setup, self._folder)
         self.report.notes += notes
         self.report.findings += unequal + control(self._folder)
-        firsts = list(points_of(passed))
+        firsts = [(spec, place) for spec, place in points_of(passed) if not at or spec in at]
         afterwards: list[list[str]] = []
         for spec, place in firsts:
             self.progress(self.report.cases, len(firsts))

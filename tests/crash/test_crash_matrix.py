@@ -1,0 +1,280 @@
+"""The crash test itself: green where it must be, red where it must be, and in which words."""
+
+from __future__ import annotations
+
+import json
+import threading
+import uuid
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import pytest
+from tests.support.world import EFFECTS, GATE, Ledger, asks, tools, use
+
+from outlast import Agent, Outcome, Tool, ToolContext, Wait, approval, tool
+from outlast.errors import UsageError
+from outlast.models import ScriptedModel
+from outlast.testing import CrashMatrix, CrashReport
+from outlast.testing.crashmatrix import matrix
+from outlast.testing.crashmatrix.judge import changing, masked
+from outlast.testing.crashmatrix.life import Case, Setup
+
+
+def deps(folder: Path) -> Ledger:
+    return Ledger(folder / "ledger")
+
+
+def effects(folder: Path) -> list[dict[str, Any]]:
+    return [line for line in deps(folder).lines() if line["what"] != "look"]
+
+
+@pytest.fixture
+def killed_at(tmp_path: Path) -> Any:
+    """The crash test of a few points only."""
+
+    def run(*points: str) -> Any:
+        return partial(matrix.crash_matrix, at=points, folder=Path(mkdtemp(dir=tmp_path)))
+
+    return run
+
+
+def agent_of(*tools_: Tool[..., Any]) -> Agent[str]:
+    return Agent("tested", model="anthropic:no-model-is-asked", tools=list(tools_))
+
+
+def script(*names: str) -> ScriptedModel:
+    return ScriptedModel([*(asks(use(name, f"toolu_{n:02}", text=name)) for n, name in enumerate(names, 1)), "Done."])
+
+
+@pytest.mark.parametrize("effect", EFFECTS)
+def test_declared_truly_is_green(crash_matrix: CrashMatrix, effect: str) -> None:
+    report = crash_matrix(agent_of(tools(GATE)[effect]), "go", model=script(effect), deps=deps, observe=effects)
+    report.assert_ok()
+    assert report.cases >= 20
+    assert all(result.reached for result in report.results)
+
+
+def test_a_batch_and_a_rejection_are_green(crash_matrix: CrashMatrix) -> None:
+    batch = ScriptedModel([asks(*(use(name, f"toolu_{n:02}", text=name) for n, name in enumerate(EFFECTS))), "Done."])
+    crash_matrix(agent_of(*tools().values()), "go", model=batch, deps=deps, observe=effects).assert_ok()
+    report = crash_matrix(agent_of(tools(GATE)["act"]), "go", model=script("act"), deps=deps, observe=effects, approve=False)
+    report.assert_ok()
+
+
+def test_pairs(crash_matrix: CrashMatrix) -> None:
+    report = crash_matrix(agent_of(), "go", model=ScriptedModel(["Done."]), pairs=True)
+    report.assert_ok()
+    firsts = [result.points for result in report.results if len(result.points) == 1]
+    pairs = [result.points for result in report.results if len(result.points) == 2]
+    assert len({first for first, _ in pairs}) == len(firsts)
+    assert ("model.after", "model.after") in pairs
+    assert ("model.after", "release.after") in pairs
+
+
+def test_two_deaths_in_one_case(tmp_path: Path) -> None:
+    """The second strikes on the way out of the doubt that the first has left."""
+    setup = Setup(agent_of(tools()["act_checked"]), "go", script("act_checked"), deps, effects)
+    case = Case(setup, tmp_path / "case")
+    assert case.killed_at("tool.after:act_checked")
+    assert case.killed_at("check.after:act_checked")
+    ended = case.finish()
+    assert ended.status == "done"
+    assert [line["what"] for line in effects(case.world)] == ["act_checked"]
+
+
+def test_a_key_that_is_not_sent_is_red(crash_matrix: CrashMatrix) -> None:
+    @tool(effect="idempotent")
+    def send(ctx: ToolContext[Ledger], text: str) -> str:
+        ctx.deps.write("send")
+        return "sent"
+
+    seen = crash_matrix(agent_of(send), "go", model=script("send"), deps=deps, observe=effects)
+    at = [result for result in seen.results if result.points == ("tool.after:send",)]
+    assert len(at) == 1
+    [finding] = at[0].findings
+    assert finding.startswith("send (toolu_01): killed at tool.after:send: sent 2 times; ")
+    assert "crash-test:toolu_01" in finding
+    assert 'effect="at_most_once"' in finding
+    assert finding.count("'what': 'send'") == 2, "both lines are shown"
+    assert all("tool.after:send" in f for f in seen.findings), "only what comes after the effect and before its result is saved"
+    unseen = crash_matrix(agent_of(send), "go", model=script("send"), deps=deps)
+    assert any(f.startswith("send (toolu_01): killed at tool.after:send: sent 2 times; ") for f in unseen.findings)
+    with pytest.raises(AssertionError, match="sent 2 times"):
+        seen.assert_ok()
+
+
+@pytest.mark.parametrize("observed", [True, False])
+def test_a_key_made_anew_is_red_and_both_keys_are_named(killed_at: Any, observed: bool) -> None:
+    @tool(effect="idempotent")
+    async def send(ctx: ToolContext[Ledger], text: str) -> str:
+        ctx.deps.deliver("send", str(uuid.uuid4()))
+        return "sent"
+
+    folders: list[Path] = []
+
+    def observe(folder: Path) -> list[dict[str, Any]]:
+        folders.append(folder)
+        return effects(folder)
+
+    model = script("send")
+    report = killed_at("tool.after:send")(agent_of(send), "go", model=model, deps=deps, observe=observe) if observed else killed_at("tool.after:send")(
+        agent_of(send), "go", model=model, deps=deps)  # fmt: skip
+    [finding] = [f for f in report.findings if "killed at tool.after:send: sent 2 times, each time with another key: " in f]
+    assert "send ctx.idempotency_key (crash-test:toolu_01 on every attempt)" in finding
+    if observed:
+        keys = [sorted(line["key"] for line in effects(folder)) for folder in folders]
+        assert any(len(pair) == 2 and all(key in finding for key in pair) for pair in keys)
+        assert any("observe must see the same after every run" in f for f in report.findings)
+
+
+def test_a_key_that_is_ignored_is_red(killed_at: Any) -> None:
+    @tool(effect="idempotent")
+    def send(ctx: ToolContext[Ledger], text: str) -> str:
+        ctx.deps.write("send", ctx.idempotency_key)
+        return "sent"
+
+    report = killed_at("tool.after:send")(agent_of(send), "go", model=script("send"), deps=deps, observe=effects)
+    assert any("acts again on the same key (crash-test:toolu_01)" in f for f in report.findings)
+
+
+def test_a_read_that_writes_is_red(killed_at: Any) -> None:
+    @tool(effect="read")
+    def peek(ctx: ToolContext[Ledger], text: str) -> str:
+        ctx.deps.write("peek")
+        return "seen"
+
+    report = killed_at("tool.after:peek")(agent_of(peek), "go", model=script("peek"), deps=deps, observe=effects)
+    assert any('it is declared effect="read" and changes the world' in f for f in report.findings)
+
+
+def test_a_check_that_lies_is_red(killed_at: Any) -> None:
+    @tool(check=lambda ctx, text: Outcome.happened("done"))
+    def act(ctx: ToolContext[Ledger], text: str) -> str:
+        ctx.deps.write("act", ctx.idempotency_key)
+        return "done"
+
+    report = killed_at("tool.before:act")(agent_of(act), "go", model=script("act"), deps=deps, observe=effects)
+    assert any("killed at tool.before:act: acted 0 times, undisturbed 1: lost" in f for f in report.findings)
+
+
+def test_a_harmless_repetition_is_green_where_observe_shows_it(killed_at: Any) -> None:
+    @tool(effect="idempotent")
+    def put(ctx: ToolContext[Ledger], text: str) -> str:
+        ctx.deps.path.write_text(text)
+        return "there"
+
+    killed_at("tool.after:put")(agent_of(put), "go", model=script("put"), deps=deps, observe=lambda d: deps(d).path.read_text()).assert_ok()
+
+
+def test_a_sub_agent_and_a_wait_are_green(crash_matrix: CrashMatrix) -> None:
+    part = Agent("part", model=script("deliver"), tools=[tools()["deliver"]])
+
+    @tool(effect="idempotent")
+    def later(ctx: ToolContext[Ledger], text: str) -> Wait:
+        ctx.deps.deliver("later", ctx.idempotency_key)
+        return Wait(within=timedelta(hours=3))
+
+    model = ScriptedModel([asks(use("part", task="do your part")), asks(use("later", "toolu_02", text="x")), "Done."])
+    made = agent_of(part.as_tool(description="Does a part."), later)
+    crash_matrix(made, "go", model=model, deps=deps, observe=effects).assert_ok()
+
+
+def test_a_time_of_day_in_a_result_is_left_out_and_said(killed_at: Any) -> None:
+    @tool(effect="read")
+    def now(text: str) -> dict[str, Any]:
+        """Tell the time."""
+        return {"time": datetime.now(UTC).isoformat()}
+
+    report = killed_at("tool.after:now")(agent_of(now), "go", model=script("now"))
+    report.assert_ok()
+    assert any("changes from run to run and was not compared" in note for note in report.notes)
+
+
+def test_the_control_must_go_red(killed_at: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matrix, "differences", lambda calm, found, deaths: [])
+    report = killed_at("claim.after")(agent_of(tools()["look"]), "go", model=script("look"), deps=deps)
+    assert report.findings == [
+        "this run proves nothing: the control, a deliberately unsafe tool, did not go red: what it did twice was not noticed"
+    ]
+
+
+def test_what_cannot_be_tested_is_refused(crash_matrix: CrashMatrix) -> None:
+    look = agent_of(tools()["look"])
+    with pytest.raises(UsageError, match="fails when nobody disturbs it: the script has 1 turns"):
+        crash_matrix(look, "go", model=ScriptedModel([asks(use("look", text="a"))]), deps=deps)
+    with pytest.raises(UsageError, match="observe raised FileNotFoundError"):
+        crash_matrix(look, "go", model=script("look"), deps=deps, observe=lambda d: (d / "nothing").read_text())
+    with pytest.raises(UsageError, match="plays a ScriptedModel"):
+        crash_matrix(look, "go", model="anthropic:x")  # type: ignore[arg-type]  # what a careless caller gives
+    asks_for_real = Agent("part", model="anthropic:x", tools=[]).as_tool(description="x")
+    with pytest.raises(UsageError, match=r"breaks when nobody disturbs it: .*sub-agent part would ask anthropic:x"):
+        crash_matrix(agent_of(asks_for_real), "go", model=script("part"))
+
+
+def test_children_touch_nothing_of_the_test(crash_matrix: CrashMatrix, tmp_path: Path) -> None:
+    """The agent is a closure; what its children change in memory, and where they work, stays theirs."""
+    seen: list[str] = []
+
+    @tool(effect="read")
+    def look(text: str) -> str:
+        seen.append(text)
+        Path("here").write_text("a relative path is in the case's own folder")
+        return "seen"
+
+    here = Path.cwd()
+    before = threading.active_count()
+    crash_matrix(agent_of(look), "go", model=script("look"), observe=lambda d: (d / "here").exists()).assert_ok()
+    assert seen == []
+    assert Path.cwd() == here
+    assert not Path("here").exists()
+    assert threading.active_count() == before
+
+
+def test_junit(tmp_path: Path) -> None:
+    report = CrashReport(1, ["whole", "a \x1b[31m finding"], agent="tested")
+    report.results.append(matrix.CaseResult(("tool.after:x",), "tool.after:x", ("a \x1b[31m finding",)))
+    report.write_junit(tmp_path / "junit.xml")
+    suite = ET.parse(tmp_path / "junit.xml").getroot()[0]  # noqa: S314 - we have just written it
+    assert (suite.get("tests"), suite.get("failures")) == ("2", "2")
+    assert [case.get("name") for case in suite] == ["undisturbed, and the control", "killed at tool.after:x"]
+    assert [failure.get("message") for failure in suite.iter("failure")] == ["whole", "a \\u001b[31m finding"]
+
+
+@pytest.mark.parametrize(
+    "a, b, where",
+    [
+        ([1, 2], [1, 2], set()),
+        ([{"x": 1, "t": 5}], [{"x": 1, "t": 6}], {("*", "t")}),
+        ([1], [1, 2], {()}),
+        ({"a": [1, {"b": 2}]}, {"a": [1, {"b": 3}]}, {("a", "*", "b")}),
+        ("x", "y", {()}),
+    ],
+)
+def test_what_changes_by_itself(a: Any, b: Any, where: set[tuple[str, ...]]) -> None:
+    paths = changing(a, b)
+    assert paths == where
+    assert masked(a, paths) == masked(b, paths) or where == {()}
+    json.dumps(masked(a, paths))
+
+
+def test_gates_are_compared(killed_at: Any) -> None:
+    """A gate that depends on what the world holds opens undisturbed and not after a crash: that is a finding."""
+
+    @tool(effect="idempotent", gate=approval(to="lead", within=timedelta(hours=1), when=lambda run, text: not Path("asked").exists()))
+    def send(ctx: ToolContext[Ledger], text: str) -> str:
+        ctx.deps.deliver("send", ctx.idempotency_key)
+        return "sent"
+
+    @tool(effect="idempotent")
+    def note(ctx: ToolContext[Ledger], text: str) -> str:
+        if ctx.attempt > 1:
+            Path("asked").touch()
+        return "noted"
+
+    model = script("note", "send")
+    report = killed_at("tool.after:note")(agent_of(note, send), "go", model=model, deps=deps, observe=effects)
+    assert any("the gates differ" in finding for finding in report.findings)
