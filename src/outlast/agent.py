@@ -223,7 +223,7 @@ class Agent(Generic[Out]):
         if self._adapter is None:
             return None
         try:
-            self._adapter.validate_json(_bare(m.said(message)))
+            self._adapter.validate_json(bare(m.said(message)))
         except ValidationError as e:
             found = "; ".join(
                 f"{'.'.join(map(str, x['loc'])) or 'answer'}: {x['msg']}" for x in e.errors(include_url=False, include_context=False)[:10]
@@ -238,7 +238,7 @@ class Agent(Generic[Out]):
         if self._adapter is None:
             return m.said(message)
         try:
-            return self._adapter.validate_json(_bare(m.said(message)))
+            return self._adapter.validate_json(bare(m.said(message)))
         except ValidationError:
             return None
 
@@ -264,7 +264,7 @@ def _name_of(model: Model) -> str:
     return str(getattr(model, "name", None) or getattr(model, "__qualname__", None) or type(model).__name__)
 
 
-def _bare(text: str) -> str:
+def bare(text: str) -> str:
     """JSON that a model wrapped in a code fence."""
     found = re.match(r"^\s*```(?:json)?\s*\n(.*)\n```\s*$", text, re.DOTALL)
     return found[1] if found else text

@@ -162,7 +162,7 @@ class Outlast:
             self._same(head, new)
             return cast("Run[Out]", await self.resume(head.run_id))
         assert lease is not None
-        async with self._deps_now() as deps, self._telling() as teller:
+        async with self._deps_for(lease) as deps, self._telling() as teller:
             await self._drive(lease, agent, deps)
             await self._go_on(head.run_id, deps, teller)
         return cast("Run[Out]", await self._blocking(self.get, head.run_id))
@@ -187,7 +187,7 @@ class Outlast:
                                  hint=f"Outlast(agents=[...]) with {head.agent!r}; on the command line --app MODULE:ATTR")  # fmt: skip
             lease = await self._blocking(lambda: self._store.claim_run(run_id, owner.me(), lease_s=self._lease_s))
             crashpoints.point("claim.after")
-            async with self._deps_now() as deps, self._telling() as teller:
+            async with self._deps_for(lease) as deps, self._telling() as teller:
                 await self._drive(lease, agent, deps)
                 await self._go_on(run_id, deps, teller)
         return await self._blocking(self.get, run_id)
@@ -459,7 +459,7 @@ class Outlast:
         text = m.said(last) if last else None
         if text and first is not None and (first.meta or {}).get("typed"):
             with contextlib.suppress(codec.Unstorable):
-                return codec.decode(text)
+                return codec.decode(bare(text))
         return text
 
     def head(self, run_id: str) -> RunHead:
@@ -739,6 +739,17 @@ class Outlast:
             yield deps
 
     @contextlib.asynccontextmanager
+    async def _deps_for(self, lease: base.Lease) -> AsyncIterator[Any]:
+        """The deps for a run that is held already: where they cannot be made, its lease goes back and others may take it."""
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                deps = await stack.enter_async_context(self._deps_now())
+            except Exception:
+                await self._blocking(lambda: self._store.release(lease))
+                raise
+            yield deps
+
+    @contextlib.asynccontextmanager
     async def _deps_now(self) -> AsyncIterator[Any]:
         if self._entered is not _NOTHING or self._lifespan is None:
             yield self._entered if self._entered is not _NOTHING else self._deps
@@ -811,7 +822,7 @@ class Outlast:
 
     async def _drive_handed(self, lease: base.Lease) -> None:
         """Drive a run whose lease this process was handed."""
-        async with self._deps_now() as deps:
+        async with self._deps_for(lease) as deps:
             await self._drive_of(lease, self._agents[lease.agent], deps=deps, patience_s=BACKGROUND.total_seconds())()
 
     async def _go_on(self, run_id: str, deps: Any, teller: notices.Teller) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from decimal import Decimal
@@ -53,7 +54,8 @@ class OpenRun:
         """Give the lease back, due at once where it did not wait or end."""
         self._app._keeper.remove(self._writer.lease.run_id)
         if not self._saved.released and not self._lost:
-            self._saved = self._writer.save([], draining=True)
+            with suppress(LeaseLost):  # all that was appended stands, or its append said so
+                self._saved = self._writer.save([], draining=True)
 
     # ---- live fields ----------------------------------------------------------------------------------------------------------
 

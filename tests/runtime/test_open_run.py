@@ -1,0 +1,199 @@
+"""`app.open`: the loop stays the program's own; every message is a checkpoint, every call runs by its effect."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from tests.cases.conftest import MakeApp
+from tests.support.deaths import dying_at
+from tests.support.world import GATE, Ledger, assert_whole, tools, use
+
+from outlast import ToolContext, ToolFailed, tool
+from outlast.errors import LeaseLost, Refused, RunBusy, RunExists, RunNotFound, UsageError
+from outlast.models import ModelRequest, ScriptedModel
+from outlast.runtime.clock import ManualClock
+from outlast.stores.sqlite.store import boot_ms
+
+TURNS = [[use("look", "c1", text="a"), use("deliver", "c2", text="b")], [use("act", "c3", text="c")], "Done."]
+
+
+def answer(turns: list[Any], messages: list[dict[str, Any]], schemas: list[dict[str, Any]]) -> Any:
+    request = ModelRequest(messages=messages, instructions="", tools=schemas, output_schema=None, settings={}, emit=lambda text: None)
+    return asyncio.run(ScriptedModel(turns)(request))
+
+
+def loop(app: Any, run_id: str, *, made: Any, turns: list[Any] = TURNS) -> Any:
+    """The eight-line loop."""
+    with app.open(run_id, "go", tools=made) as run:
+        while run.status == "running":
+            if run.pending:
+                for call in run.pending:
+                    run.call_sync(call)
+            else:
+                run.append(answer(turns, run.messages, run.tools))
+    return app.get(run_id)
+
+
+def test_the_hand_written_loop(make_app: MakeApp, ledger: Ledger) -> None:
+    app = make_app()
+    run = loop(app, "r", made=[tools()[n] for n in ("look", "deliver", "act")])
+    assert (run.status, run.output, run.model_calls, run.agent) == ("done", "Done.", 3, "script")
+    assert [m["role"] for m in run.messages] == ["user", "assistant", "user", "assistant", "user", "assistant"]
+    assert [b["tool_use_id"] for b in run.messages[2]["content"]] == ["c1", "c2"]
+    assert [line["what"] for line in ledger.lines()] == ["look", "deliver", "act"]
+    assert [c.seq for c in app.checkpoints("r")] == [1, 2, 3, 4, 5, 6]
+    assert_whole(app, "r")
+
+
+@pytest.mark.parametrize("at", ["commit.after", "tool.before:act", "tool.after:act", "tool.after:look", "tool.after:deliver"])
+def test_the_loop_is_killed_and_run_again(at: str, make_app: MakeApp, ledger: Ledger) -> None:
+    made = [tools()[n] for n in ("look", "deliver", "act")]
+    with dying_at(at, 2 if at.startswith("commit") else 1):
+        loop(make_app(), "r", made=made)
+    app = make_app()
+    run = loop(app, "r", made=made)
+    if run.status == "waiting_for_verification":
+        happened = bool(ledger.lines("act"))
+        app._store._boot_clock = lambda: boot_ms() + 200_000  # type: ignore[attr-defined]  # SQLite's lease clock
+        app.verify("r", outcome="happened" if happened else "give_up", decided_by="priya")
+        run = loop(app, "r", made=made)
+    assert run.status == "done"
+    assert len(ledger.lines("act")) == (at != "tool.before:act")
+    assert len(ledger.lines("deliver")) == 1
+    assert_whole(app, "r")
+
+
+def test_a_gate_ends_the_loop_and_a_decision_takes_it_on(make_app: MakeApp, ledger: Ledger) -> None:
+    app = make_app()
+    made = [tools()["look"], tools()["deliver"], tools(GATE)["act"]]
+    assert loop(app, "r", made=made).status == "waiting_for_approval"
+    assert app.inbox()[0].call_id == "c3"
+    assert loop(app, "r", made=made).status == "waiting_for_approval"
+    app.decide("r", approved=True, decided_by="priya")
+    assert loop(app, "r", made=made).output == "Done."
+    assert len(ledger.lines("act")) == 1
+
+
+def test_what_is_refused(make_app: MakeApp, ledger: Ledger) -> None:
+    app, other = make_app(), make_app()
+    with pytest.raises(RunNotFound), app.open("nobody"):
+        pass
+    with app.open("r", "go", tools=[tools()["look"]]) as run:
+        assert (run.run_id, run.status, run.seq, run.finished) == ("r", "running", 1, False)
+        for taken in (lambda: other.open("r", "go"), lambda: other.open("r")):
+            with pytest.raises(RunBusy), taken():
+                pass
+        with pytest.raises(UsageError):
+            run.append(7)
+        with pytest.raises(UsageError):
+            run.append({"role": "user", "content": ""})
+        assert run.append([use("look", "c1", text="a")]).seq == 2
+        with pytest.raises(Refused, match="results"):
+            run.append("text before the result")
+        with pytest.raises(Refused, match="results"):
+            run.append({"role": "user", "content": "hello"})
+        with pytest.raises(UsageError, match="pending"):
+            run.call_sync(use("look", "other", text="a"))
+        result = run.call_sync(run.pending[0])
+        assert result == {"type": "tool_result", "tool_use_id": "c1", "content": '{"done": "a"}'}
+        assert (run.seq, run.pending) == (3, [])
+        assert run.append("Done.").status == "done"
+        with pytest.raises(Refused, match="done"):
+            run.append("more")
+    with pytest.raises(RunExists), app.open("r", "something else"):
+        pass
+
+
+def test_calls_of_every_outcome(make_app: MakeApp, ledger: Ledger) -> None:
+    @tool(effect="read")
+    def refuses(ctx: ToolContext) -> str:
+        raise ToolFailed("no such ticket")
+
+    @tool
+    def breaks(ctx: ToolContext) -> str:
+        raise ValueError("half way")
+
+    app = make_app()
+    with app.open("r", "go", tools=[refuses, breaks]) as run:
+        run.append([use("refuses", "c1"), use("breaks", "c2"), use("made_up", "c3")])
+        assert [b["id"] for b in run.pending] == ["c1", "c2"]
+        assert run.call_sync(run.pending[0]) == {"type": "tool_result", "tool_use_id": "c1", "content": "no such ticket", "is_error": True}
+        doubt = run.call_sync(run.pending[0])
+        assert doubt["is_error"] is True
+        assert run.status == "waiting_for_verification"
+    assert app._store.head("r").lease_owner is None
+    app.verify("r", outcome="happened", result="it did", decided_by="priya")
+    with app.open("r", tools=[refuses, breaks]) as run:
+        assert [b["content"] for b in run.messages[-1]["content"]][:2] == ["no such ticket", "it did"]
+        run.append("Done.")
+    assert app.head("r").status == "done"
+    assert_whole(app, "r")
+
+
+def test_user_messages_and_texts_that_were_sent(make_app: MakeApp) -> None:
+    app = make_app()
+    with app.open("r", "go") as run:
+        app.send("r", "from outside")
+        run.append("First.")
+        assert run.status == "running", run.reason
+        assert [m["role"] for m in run.messages] == ["user", "assistant", "user"]
+        run.append({"role": "user", "content": "from the program"})
+        run.append("Second.")
+        assert run.status == "done"
+    assert_whole(app, "r")
+
+
+def test_a_run_by_hand_is_no_workers_and_the_other_way_round(make_app: MakeApp) -> None:
+    from outlast import Agent
+
+    agent = Agent("script", model=ScriptedModel(["Done."]))
+    app = make_app(agent)
+    with app.open("mine", "go") as run:
+        assert run.status == "running"
+    app.work_sync(until_idle=True)
+    assert app.head("mine").status == "running"
+    app.start(agent, "go", run_id="theirs")
+    with pytest.raises(Refused), app.open("theirs"):
+        pass
+
+
+def test_an_exception_in_the_block_gives_the_lease_back(make_app: MakeApp) -> None:
+    app = make_app()
+
+    class Mine(Exception):
+        pass
+
+    with pytest.raises(Mine), app.open("r", "go"):
+        raise Mine
+    assert app._store.head("r").lease_owner is None
+    with app.open("r") as run:
+        run.append("Done.")
+    assert app._store.head("r").attempts == 0
+
+
+def test_a_lease_that_is_lost_ends_the_writing(make_app: MakeApp, clock: ManualClock) -> None:
+    app, other = make_app(), make_app()
+    with app.open("r", "go") as run:
+        other._store._boot_clock = lambda: boot_ms() + 60_000  # type: ignore[attr-defined]  # SQLite's lease clock
+        with other.open("r") as theirs:
+            with pytest.raises(LeaseLost):
+                run.append("Done.")
+            theirs.append("Theirs.")
+    assert app.get("r").output == "Theirs."
+    assert_whole(app, "r")
+
+
+def test_call_sync_inside_a_loop(make_app: MakeApp, ledger: Ledger) -> None:
+    app = make_app()
+
+    async def play() -> Any:
+        with app.open("r", "go", tools=[tools()["look"]]) as run:
+            run.append([use("look", "c1", text="a")])
+            with pytest.raises(UsageError) as wrong:
+                run.call_sync(run.pending[0])
+            assert "await" in wrong.value.hint
+            return await run.call(run.pending[0])
+
+    assert asyncio.run(play())["content"] == '{"done": "a"}'
