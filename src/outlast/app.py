@@ -24,7 +24,7 @@ from types import EllipsisType
 from typing import Any, Literal, Self, TypeVar, cast
 
 from outlast import alone, engines, settings
-from outlast.agent import Agent, library
+from outlast.agent import Agent, bare, library
 from outlast.core import codec
 from outlast.core import messages as m
 from outlast.core import run as r
