@@ -1,7 +1,7 @@
 """What does a run take in memory: one that waits, and one that is being driven?
 
-Resident memory of a process before and after, by the number of runs. A driven run sits in its model call; its messages are not counted
-to it (they are the same lists everywhere), so each starts with one short message.
+What Python holds before and after, by the number of runs (not resident memory: SQLite's page caches fill up to 2 MB a connection whatever
+the number of runs). A driven run sits in its model call. Each starts with one short message, so that messages count for next to nothing.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import gc
 import os
 import subprocess
 import sys
+import tracemalloc
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 import measure
 
-WAITING, ACTIVE, PEER = 2000, 2000, 300
+WAITING, ACTIVE, PEER = 300, 300, 100
 
 
 def main() -> None:
@@ -43,9 +43,9 @@ def main() -> None:
     targets.show()
 
 
-def resident() -> int:
+def held() -> int:
     gc.collect()
-    return int(psutil.Process().memory_info().rss)
+    return tracemalloc.get_traced_memory()[0]
 
 
 async def of_ours(kind: str, count: int, folder: Path) -> float:
@@ -54,7 +54,7 @@ async def of_ours(kind: str, count: int, folder: Path) -> float:
     there = 0
     forever = asyncio.Event()
 
-    @tool(gate=approval())
+    @tool(gate=approval(to="boss", within=timedelta(days=1)))
     def pay(amount: int) -> str:
         """Pay it."""
         return "paid"
@@ -77,23 +77,23 @@ async def of_ours(kind: str, count: int, folder: Path) -> float:
     await_these = asyncio.ensure_future(some(0, 64)) if kind == "waiting" else None
     if await_these:  # threads, connections and caches are there before we look
         await await_these
-        before = resident()
+        before = held()
         for n in range(64, 64 + count, 100):
             await some(n, 100)
-        return (resident() - before) / count
+        return (held() - before) / count
     for n in range(64):
         app.start(agent, "go", run_id=f"warm-{n}")
     task = asyncio.ensure_future(app.work(concurrency=10_000))
     while there < 64:
         await asyncio.sleep(0.01)
-    before = resident()
+    before = held()
     for n in range(count):
         app.start(agent, "go", run_id=f"run-{n}")
         await asyncio.sleep(0)
     while there < 64 + count:
         await asyncio.sleep(0.01)
     assert not task.done()
-    return (resident() - before) / count
+    return (held() - before) / count
 
 
 async def of_langgraph(count: int, folder: Path) -> float:
@@ -126,14 +126,15 @@ async def of_langgraph(count: int, folder: Path) -> float:
             await asyncio.sleep(0.01)
 
     await some(0, 64)
-    before = resident()
+    before = held()
     await some(64, count)
-    return (resident() - before) / count
+    return (held() - before) / count
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["child"]:
         _, _, kind, number, where = sys.argv
+        tracemalloc.start()
         work = of_langgraph(int(number), Path(where)) if kind == "langgraph" else of_ours(kind, int(number), Path(where))
         print("BYTES", asyncio.new_event_loop().run_until_complete(work), flush=True)
         os._exit(0)  # what it holds is not given back one by one
