@@ -228,6 +228,15 @@ def test_offline_program_runs(name: str, wheel_python: Path, tmp_path: Path) -> 
     judge(name, faults, PENDING_RUNS)
 
 
+def test_program_of_tests_passes(tmp_path: Path) -> None:
+    """As a user's tests are: by plain pytest, whose plugin brings `crash_matrix`."""
+    for program in PROGRAMS.glob("p0[28]*.py"):
+        (tmp_path / program.name).write_text(program.read_text(encoding="utf-8"), encoding="utf-8")
+    done = run(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "p08_test_agent.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "3 passed" in done.stdout
+
+
 def test_tables_name_programs() -> None:
     assert set(PENDING) <= {*NAMES, "rejected.py"}
     assert set(PENDING_RUNS) <= set(RUNNING) <= set(NAMES)

@@ -1,5 +1,6 @@
 """8. Tests of my agent."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,21 @@ from p02_kitebase import HelpDesk, get_ticket, support
 
 
 class FileDesk(HelpDesk):
+    """A help desk in a folder: a reply is a line of a file, and a key that it has seen sends nothing."""
+
     def __init__(self, path: Path) -> None:
         self.path = path
+
+    async def ticket(self, ticket_id: str) -> dict[str, Any]:
+        return {"id": ticket_id, "title": "Customer locked out after SSO change"}
+
+    async def send_reply(self, ticket_id: str, message: str, idempotency_key: str) -> dict[str, Any]:
+        log = self.path / "sent.log"
+        line = f"{ticket_id} {idempotency_key}"
+        if not log.exists() or line not in log.read_text().splitlines():
+            with log.open("a") as file:
+                file.write(line + "\n")
+        return {"ticket_id": ticket_id, "status": "sent"}
 
 
 SCRIPT = ScriptedModel(
@@ -19,8 +33,8 @@ SCRIPT = ScriptedModel(
 )
 
 
-async def test_tool(tmp_path: Path) -> None:
-    result: dict[str, Any] = await get_ticket(tool_context(FileDesk(tmp_path)), "KITE-142")
+def test_tool(tmp_path: Path) -> None:
+    result: dict[str, Any] = asyncio.run(get_ticket(tool_context(FileDesk(tmp_path)), "KITE-142"))
     assert result["id"] == "KITE-142"
 
 
