@@ -63,6 +63,7 @@ set_up_system() {
     command -v sqlite3 >/dev/null 2>&1 || missing="$missing sqlite3"
     command -v gcc >/dev/null 2>&1 || missing="$missing gcc libc6-dev"
     command -v postgres >/dev/null 2>&1 || ls /usr/lib/postgresql/*/bin/postgres >/dev/null 2>&1 || missing="$missing postgresql"
+    command -v chromium >/dev/null 2>&1 || command -v google-chrome >/dev/null 2>&1 || missing="$missing chromium"
     [ -z "$missing" ] && return
     # shellcheck disable=SC2086  # a list of words
     if can_apt; then apt $missing; else say "not found, and not root on Debian:$missing"; fi

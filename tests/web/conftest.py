@@ -16,7 +16,6 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_play
 
 from web.kite import TOKEN, Kite, Running, new_kite, serving
 
-
 expect.set_options(timeout=20_000)  # a machine that does much else is slow, not wrong
 
 
@@ -38,13 +37,18 @@ def http(running: Running) -> Iterator[httpx.Client]:
         yield client
 
 
-@pytest.fixture(scope="session")
-def chromium() -> Iterator[Browser]:
-    """Debian's Chromium, or the one that OUTLAST_CHROMIUM names."""
+def find_chromium() -> str:
+    """The system's, or the one that CHROMIUM names."""
     path = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     assert path, "these tests need Chromium: apt-get install chromium"
+    return path
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Browser]:
+    """One browser for all tests."""
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-dev-shm-usage"])
+        browser = playwright.chromium.launch(executable_path=find_chromium(), args=["--no-sandbox", "--disable-dev-shm-usage"])
         yield browser
         browser.close()
 

@@ -17,7 +17,7 @@ from outlast.core.gate import GateRow
 from outlast.stores.base import Head, JournalRow, Store
 
 MOST = 10_000  # counts are exact up to here
-SCAN = 5_000  # runs that a search by text looks at
+SCAN = 5_000  # runs that a search by text or tags looks at
 Noted = tuple[Head, GateRow, datetime | None]  # a gate, its run, and when somebody was first told
 
 

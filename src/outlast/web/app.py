@@ -21,7 +21,7 @@ from outlast.documents import RunHead
 from outlast.errors import OutlastError, UsageError
 from outlast.web import actions, api, forms, views
 from outlast.web.live import Hub
-from outlast.web.security import COOKIE, SESSION_S, Door, Guard, Tokens, error_document, host_of, path_of
+from outlast.web.security import COOKIE, SESSION_S, Door, Guard, Tokens, TooLarge, error_document, host_of, path_of
 from outlast.web.site import Site, who_of
 
 STATIC = Path(__file__).parent / "static"
@@ -96,7 +96,7 @@ def build(
     inner = Starlette(
         routes=routes,
         lifespan=lifespan,
-        exception_handlers={OutlastError: _failed(site), HTTPException: _http(site), Exception: _crashed(site)},
+        exception_handlers={OutlastError: _failed(site), HTTPException: _http(site), TooLarge: _too_large(site), Exception: _crashed(site)},
     )
     inner.router.redirect_slashes = False
     return Served(inner, door, site)
@@ -216,6 +216,14 @@ def _failed(site: Site) -> Callable[[Request, Exception], Any]:
                 hint=e.hint if e.hint.startswith("outlast ") else "",
             )
         )
+
+    return handler
+
+
+def _too_large(site: Site) -> Callable[[Request, Exception], Any]:
+    async def handler(request: Request, e: Exception) -> Response:
+        kind, body = site.refusal(request.scope, 413, "the body is larger than 1 MiB", "")
+        return Response(body, status_code=413, media_type=kind)
 
     return handler
 

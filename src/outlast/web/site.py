@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("outlast.web")
 THEMES = ("light", "dark")
 ZONE_COOKIE, THEME_COOKIE = "outlast_zone", "outlast_theme"
+STUCK_S = 5.0
 NAV_MOST = 99  # what the count beside "Inbox" shows at most
 STATUS_WORDS = {
     "waiting_for_verification": "in doubt",
@@ -51,7 +53,7 @@ class Site:
     hub: Hub
     may_view: Callable[[str, RunHead], bool] | None = None
     may_operate: Callable[[str, RunHead], bool] | None = None
-    public_url: str | None = None
+    _stuck: tuple[float, Sequence[Any]] = (-1e9, ())
 
     @cached_property
     def env(self) -> Environment:
@@ -95,6 +97,14 @@ class Site:
     def waiting(self, who: str, *, limit: int = NAV_MOST + 1) -> list[tuple[RunHead, Gate]]:
         """What waits for a person, as far as this one may see it."""
         return [(head, gate) for head, gate in self.app.reader.inbox(limit=limit) if self.sees(who, head)]
+
+    def stuck(self) -> Sequence[Any]:
+        """What does not go on by itself, at most `STUCK_S` old: it is looked for in every run, which a list must not wait for each time."""
+        at, rows = self._stuck
+        if time.monotonic() - at > STUCK_S:
+            rows = self.app.reader.stuck(limit=100)
+            self._stuck = (time.monotonic(), rows)
+        return rows
 
     # ---- pages ----------------------------------------------------------------------------------------------------------------
 

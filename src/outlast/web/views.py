@@ -192,7 +192,8 @@ def runs(site: Site, request: Request) -> Response:
     where |= {"waiting": True} if given["status"] == "waiting" else {"status": given["status"] or None}
     live = _live(site, request, "runs")
     found, following, scanned = _page(site, who, where)
-    counts = site.app.reader.counts(**narrow) if site.may_view is None else None
+    alone = site.may_view is None and not narrow["agent"] and not tags  # what no index counts is not counted
+    counts = site.app.reader.counts(since=since) if alone else None
     base = _path(request, "/runs")
     kept = {k: v for k, v in given.items() if k != "before"}
     stuck = [s for s in _stuck(site, who) if not given["stuck"]]
@@ -227,7 +228,7 @@ def _row(row: Any, clock: text.Clock) -> Row:
     elif head.status == "done":
         step = "answered"
     else:
-        step = text.one_line(clock.words(head.reason or STATUS_WORDS.get(head.status, head.status)), 120)
+        step = text.one_line(clock.words(head.reason or STATUS_WORDS.get(head.status, head.status)), 80)
     waits, until = "", ""
     if gate is not None:
         waits = {"event": "an event", "run": "a run of its own"}.get(gate.kind) or gate.role or "anyone"
@@ -250,12 +251,13 @@ def _count(counts: Mapping[str, int] | None, status: str | None) -> str | None:
         return None
     most = 10_000
     found = [
-        n
-        for s, n in counts.items()
+        n for s, n in counts.items()
         if status is None or s == status or (status == "waiting" and s.startswith("waiting_") and s != "waiting_for_verification")
-    ]
+    ]  # fmt: skip
     total = sum(found)
-    return f"{most:,}+" if total > most or any(n > most for n in found) else f"{total:,}"
+    if total > most or any(n > most for n in found):
+        return f"{most:,}+"
+    return f"{total:,}"
 
 
 def _shape(status: str) -> str:
@@ -264,7 +266,7 @@ def _shape(status: str) -> str:
 
 def _stuck(site: Site, who: str) -> list[Any]:
     found, seen = [], set()
-    for row in site.app.reader.stuck(limit=100):
+    for row in site.stuck():
         if row.run_id in seen:
             continue
         seen.add(row.run_id)

@@ -40,8 +40,8 @@ class Pages:
             last = self._head(db, where.before)
             values.update(before_at=ms(last.created_at), before_id=last.run_id)
         scanned = None
-        if where.text:
-            found = [] if where.before is not None else ask(db, Q["page_by_id"], values)
+        if where.text or where.tags:
+            found = [] if where.before is not None or not where.text else ask(db, Q["page_by_id"], values)
             seen = {row[0] for row in found}
             near = ask(db, Q["page_by_text"], values)
             found = (found + [row for row in near if row[0] not in seen])[: where.limit + 1]
