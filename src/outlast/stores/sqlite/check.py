@@ -54,7 +54,10 @@ def _runs(db: apsw.Connection) -> Iterator[Finding]:
     known = set()
     for run_no, run_id, *head in ask(db, Q["check_heads"]):
         known.add(run_no)
-        yield from _run(db, run_no, run_id, tuple(head))
+        try:
+            yield from _run(db, run_no, run_id, tuple(head))
+        except UnicodeDecodeError as e:
+            yield f"run {run_id}", f"an entry holds text that is not UTF-8 ({e.reason}): it was changed after it was written", RESTORE
     for table in ("entry", "gate", "notice"):
         for (run_no,) in ask(db, f"SELECT DISTINCT run_no FROM {table}"):
             if run_no not in known:

@@ -7,6 +7,7 @@ Rules
 3. WAL and synchronous=FULL are set and read back: with less, the last commits are lost with the power.
 4. A migration looks at the version again inside BEGIN IMMEDIATE: any number of processes may open a new file at once.
 5. A reader never makes a file; on read-only media it reads without locks.
+6. A -wal that was deleted after a crash is noticed before SQLite makes a new one and the trace is gone.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import os
 import random
 import stat
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -109,6 +111,7 @@ def _is_new(path: str) -> bool:
         raise StoreError(f"{path}: is a directory, not a file", hint=f"name a file in it: {file / 'outlast.db'}")
     if not stat.S_ISREG(found.st_mode):
         raise StoreError(f"{path}: is not a regular file", hint="name a file")
+    _no_lost_wal(path)
     if found.st_size == 0:
         _no_orphan_wal(path, "the file is empty, and its -wal is not")
         return True
@@ -177,6 +180,33 @@ def _create(path: str) -> None:
     except OSError as e:
         hint = f"let this user write in {Path(path).parent}, or name another store"
         raise StoreError(f"{path}: cannot be made: {e.strerror}", hint=hint) from e
+
+
+def _no_lost_wal(path: str) -> None:
+    """A killed process leaves -wal and -shm; a clean end removes both. The -shm alone says how many commits stood in a -wal that is gone."""
+    before = _wal_index(path)
+    if before is None or _size(f"{path}-wal") or _wal_index(path) != before:  # the second look: another process may be ending just now
+        return
+    pages = _frames(before)
+    if pages > 0:
+        raise StoreError(
+            f"{path}: its -wal was deleted after a crash, and {pages} pages of commits with it: they are nowhere else; all was left as it is",
+            hint=f"put {path}-wal back, or restore a backup; to go on with what is left, remove {path}-shm and look at the last runs")  # fmt: skip
+
+
+def _wal_index(path: str) -> bytes | None:
+    """The head of the -shm: two copies of the header, then how much of the -wal is in the file already."""
+    try:
+        with Path(f"{path}-shm").open("rb") as f:
+            head = f.read(100)
+    except OSError:
+        return None
+    return head if len(head) == 100 and head[:48] == head[48:96] and head[12] else None
+
+
+def _frames(head: bytes) -> int:
+    """Pages that stand in the -wal only. (https://sqlite.org/walformat.html, section 2.1)"""
+    return int.from_bytes(head[16:20], sys.byteorder) - int.from_bytes(head[96:100], sys.byteorder)
 
 
 def _size(path: str) -> int:

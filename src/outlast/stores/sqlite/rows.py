@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -79,6 +79,14 @@ def unfinished(heads: Sequence[Head], ran_by: Iterable[Row], tails: Iterable[Row
     for row in tails:
         since.setdefault(row[0], []).append(journal(row[1:]))
     return [Unfinished(h, versions[h.run_no], since.get(h.run_no, [])) for h in heads if h.run_no in versions]
+
+
+def readable(read: Callable[[], list[Row]], run: str) -> list[Row]:
+    """Rows of one run's journal; bytes that are no text stop that run, and no other."""
+    try:
+        return read()
+    except UnicodeDecodeError as e:
+        raise InvariantViolated(f"an entry of run {run} holds text that is not UTF-8 ({e.reason})", hint="outlast store check", run_id=run) from e
 
 
 def entry(row: Row, run: str) -> Entry:

@@ -371,7 +371,7 @@ class SQLiteStore(Pages):
     @staticmethod
     def _tail(db: apsw.Connection, run_no: int, run_id: str, after: Place, since_seq: int = 0) -> tuple[list[Entry], Place]:
         values = {"run_no": run_no, "since": max(after.seq, since_seq), "after": after.entries}
-        found = ask(db, Q["load"], values)
+        found = rows.readable(lambda: ask(db, Q["load"], values), run_id)
         if not found:
             return [], after
         number, seq, digest = found[-1][0], found[-1][1], found[-1][8]
@@ -418,7 +418,7 @@ class SQLiteStore(Pages):
 
     def _since_message(self, db: apsw.Connection, head: Head) -> tuple[Run, Place]:
         """The run folded from its last message on, and the journal's end."""
-        found = ask(db, Q["load"], {"run_no": head.run_no, "since": head.seq, "after": 0})
+        found = rows.readable(lambda: ask(db, Q["load"], {"run_no": head.run_no, "since": head.seq, "after": 0}), head.run_id)
         if not found:
             raise InvariantViolated(f"run {head.run_id} has no entries", hint="outlast store check", run_id=head.run_id)
         starts = found[0][2] == MessageAdded.__name__
