@@ -18,7 +18,7 @@ from typing import Any
 
 import measure
 
-WAITING, ACTIVE, PEER = 300, 300, 100
+WAITING, ACTIVE, PEER = 2000, 300, 100
 
 
 def main() -> None:
