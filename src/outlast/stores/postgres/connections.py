@@ -305,7 +305,10 @@ class Tx:
     def end(self) -> None:
         """Roll back what is not committed."""
         if self.open and not self._wire.closed:
-            self._wire.execute("ROLLBACK")
+            try:
+                self._wire.execute("ROLLBACK")
+            except (psycopg.Error, Late):
+                self._wire.cut()  # the server rolls back; what is on its way up tells more
         self.open = False
 
     def unknown(self, error: BaseException) -> bool:
