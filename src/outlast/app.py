@@ -157,7 +157,7 @@ class Outlast:
             started = await self._blocking(lambda: self.start(agent, input, run_id=run_id, tags=tags, by=by))
             return cast("Run[Out]", await self._until_it_waits(started.run_id))
         new = self._new_run(agent, input, run_id, tags, by)
-        head, lease, created = await self._blocking(lambda: self._store.start(new, owner=owner.me(), lease_s=self._lease_s))
+        head, lease, created = await self._taken(lambda: self._store.start(new, owner=owner.me(), lease_s=self._lease_s), lambda made: made[1])
         if not created:
             self._same(head, new)
             return cast("Run[Out]", await self.resume(head.run_id))
@@ -185,7 +185,7 @@ class Outlast:
             if agent is None:
                 raise UsageError(f"run {run_id} needs the agent {head.agent!r}, which this process does not know", run_id=run_id,
                                  hint=f"Outlast(agents=[...]) with {head.agent!r}; on the command line --app MODULE:ATTR")  # fmt: skip
-            lease = await self._blocking(lambda: self._store.claim_run(run_id, owner.me(), lease_s=self._lease_s))
+            lease = await self._taken(lambda: self._store.claim_run(run_id, owner.me(), lease_s=self._lease_s), lambda lease: lease)
             crashpoints.point("claim.after")
             async with self._deps_for(lease) as deps, self._telling() as teller:
                 await self._drive(lease, agent, deps)
@@ -744,10 +744,22 @@ class Outlast:
         async with contextlib.AsyncExitStack() as stack:
             try:
                 deps = await stack.enter_async_context(self._deps_now())
-            except Exception:
+            except (Exception, asyncio.CancelledError):
                 await self._blocking(lambda: self._store.release(lease))
                 raise
             yield deps
+
+    async def _taken(self, take: Callable[[], T], lease_of: Callable[[T], base.Lease | None]) -> T:
+        """Take a run. A claim under way when we are cancelled counts as made: its lease goes back at once."""
+        taken = asyncio.ensure_future(self._blocking(take))
+        try:
+            return await asyncio.shield(taken)
+        except asyncio.CancelledError:
+            await asyncio.wait({taken})
+            if not taken.cancelled() and taken.exception() is None and (lease := lease_of(taken.result())) is not None:
+                with contextlib.suppress(StoreError):  # else it runs out
+                    await self._blocking(lambda: self._store.release(lease))
+            raise
 
     @contextlib.asynccontextmanager
     async def _deps_now(self) -> AsyncIterator[Any]:

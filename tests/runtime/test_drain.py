@@ -57,6 +57,41 @@ def test_a_claim_under_way_is_given_back(tmp_path: Path) -> None:
         assert app._store.head("r").attempts == 0
 
 
+@pytest.mark.parametrize("verb", ["run", "resume"])
+def test_a_run_that_is_cancelled_while_it_is_taken_is_given_back(tmp_path: Path, verb: str) -> None:
+    agent = Agent("a", model=ScriptedModel(["Done."]))
+    with Outlast(tmp_path / "o.db", agents=[agent]) as app:
+        if verb == "resume":
+            app.start(agent, "go", run_id="r")
+        else:
+            app.unfinished_runs()
+
+        async def play() -> None:
+            loop = asyncio.get_running_loop()
+            cancelled = threading.Event()
+
+            def stop() -> None:
+                driving.cancel()
+                cancelled.set()
+
+            def hook(name: str) -> None:
+                if name == "commit.before":
+                    crashpoints.arm(None)
+                    loop.call_soon_threadsafe(stop)
+                    happens(cancelled)
+
+            crashpoints.arm(hook)
+            driving = asyncio.ensure_future(app.run(agent, "go", run_id="r") if verb == "run" else app.resume("r"))
+            await asyncio.wait({driving}, timeout=LIMIT_S)
+            assert driving.cancelled()
+
+        asyncio.run(play())
+        head = app._store.head("r")
+        assert (head.lease_owner, head.status, head.attempts) == (None, "running", 0)
+        assert app.resume_sync("r").status == "done"
+        assert app._store.head("r").attempts == 0
+
+
 def test_a_stop_is_heard_whatever_comes_at_the_same_moment(tmp_path: Path) -> None:
     """A change in the store and the stop fall together, again and again."""
     agent = Agent("a", model=ScriptedModel(["Done."]))
