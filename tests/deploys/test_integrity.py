@@ -63,7 +63,7 @@ COLUMNS = ("entry_no", "seq", "kind", "at", "fence", '"by"', "entry_id", "status
 
 @pytest.mark.parametrize("number", range(60))
 def test_any_flipped_byte_of_any_entry_is_found(number: int, whole: Path, tmp_path: Path) -> None:
-    rng = random.Random(SEED + number)  # noqa: S311 - a test's dice
+    rng = random.Random(SEED + number)
     path = copy(whole, tmp_path)
     db = apsw.Connection(str(path))
     rows = db.execute(f"SELECT rowid, {', '.join(COLUMNS)} FROM entry").fetchall()
@@ -89,7 +89,7 @@ def test_any_flipped_byte_of_any_entry_is_found(number: int, whole: Path, tmp_pa
 
 @pytest.mark.parametrize("number", range(30))
 def test_flipped_bytes_of_the_file_inside_entries_are_found(number: int, whole: Path, tmp_path: Path) -> None:
-    rng = random.Random(SEED + number)  # noqa: S311 - a test's dice
+    rng = random.Random(SEED + number)
     path = copy(whole, tmp_path)
     db = apsw.Connection(str(path))
     bodies = [body for (body,) in db.execute("SELECT CAST(body AS BLOB) FROM entry WHERE length(body) > 20")]

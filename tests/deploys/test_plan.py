@@ -83,7 +83,7 @@ class Told(ScriptedModel):
 
 @pytest.mark.parametrize("number", range(40))
 def test_plan_is_what_resume_does(number: int, tmp_path: Path) -> None:
-    rng = random.Random(SEED + number)  # noqa: S311 - a test's dice
+    rng = random.Random(SEED + number)
     world, clock = World(), ManualClock()
     names = [rng.choice(["look", "deliver", "act", "act_checked", "made_up"]) for _ in range(rng.randint(1, 3))]
     batch = asks(*(use(name, f"c{n}", text=rng.choice(["x", "fail"])) for n, name in enumerate(names)))
@@ -137,7 +137,7 @@ def die(rng: random.Random, life: Any) -> None:
 
 def person(rng: random.Random, app: Outlast, clock: ManualClock) -> None:
     run = app.get(RUN)
-    if run.status == "waiting_for_timer" and run.wake_at is not None or rng.random() < 0.3:
+    if (run.status == "waiting_for_timer" and run.wake_at is not None) or rng.random() < 0.3:
         clock.move(timedelta(minutes=3))
     for gate in run.gates:
         if gate.outcome is None and rng.random() < 0.7:
