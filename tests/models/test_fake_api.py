@@ -52,7 +52,7 @@ def post(
     raw = request if isinstance(request, bytes) else json.dumps(request).encode()
     ask = urllib.request.Request(api.url + path, data=raw, headers=headers)  # noqa: S310 - our own server
     try:
-        with urllib.request.urlopen(ask, timeout=10) as response:  # noqa: S310
+        with urllib.request.urlopen(ask, timeout=10) as response:  # noqa: S310 - our own server
             return response.status, json.loads(response.read())
     except urllib.error.HTTPError as error:
         with error:

@@ -14,6 +14,8 @@ from collections.abc import Callable
 POINTS: dict[str, str] = {
     "commit.before": "the entries are written, the commit is not: all of it must be gone afterwards",
     "commit.after": "the commit stands, nobody was told: the next holder must not do it again",
+    "renewal.before": "leases are about to be renewed: at worst they run out",
+    "renewal.after": "leases are renewed and nobody was told: they last a little longer",
     "claim.after": "the run is taken and nothing is loaded yet: the lease must be taken over",
     "model.before": "the model is about to be asked: nothing is lost",
     "model.after": "the model answered and the answer is not saved: this one call is paid for again",
@@ -27,12 +29,18 @@ POINTS: dict[str, str] = {
 }
 
 _hook: Callable[[str], None] | None = None
+_here = threading.local()
 
 
 def point(name: str) -> None:
     """Pass a named point; `tool.*` and `check.*` carry `:TOOL` behind the name."""
     if _hook is not None:
-        _hook(name)
+        _hook(name.replace("commit.", "renewal.") if getattr(_here, "beside", False) else name)
+
+
+def beside() -> None:
+    """This thread only renews leases: its commits come by the clock, so they have names of their own, and the nth commit of a run stays the same."""
+    _here.beside = True
 
 
 def arm(hook: Callable[[str], None] | None) -> None:

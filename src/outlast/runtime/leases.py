@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from outlast.errors import StoreError
 from outlast.runtime.clock import monotonic
+from outlast.runtime.crashpoints import beside
 from outlast.stores import base
 
 log = logging.getLogger("outlast.worker")
@@ -73,6 +74,7 @@ class Keeper:
         self._thread = None
 
     def _keep(self) -> None:
+        beside()
         renew_at, seen = monotonic() + self.lease_s / 3, None
         while not self._stop.is_set():
             with self._lock:

@@ -224,9 +224,10 @@ def _prepare(db: apsw.Connection, path: str, busy_s: float, point: Callable[[str
     if path != MEMORY:
         mode = patiently(lambda: _pragma(db, "journal_mode"), path, busy_s)
         if mode != "wal":  # the first of many at once: this statement does not wait as long as others do
-            point("commit.before")  # it writes the file's first page, and is on the disk before anything else
-            mode = patiently(lambda: _pragma(db, "journal_mode = wal"), path, busy_s)
-            point("commit.after")
+            with speaking(path):
+                point("commit.before")  # it writes the file's first page, and is on the disk before anything else
+                mode = patiently(lambda: _pragma(db, "journal_mode = wal"), path, busy_s)
+                point("commit.after")
         if mode != "wal":
             raise StoreError(f"{path}: WAL cannot be switched on (journal mode is {mode})", hint="put the file on a local disk")
     configure(db, path)
