@@ -289,6 +289,10 @@ class Story:
         line.what = Markup('<b class="status-doubt">In doubt</b>: what came of {} cannot be told').format(self._tool(e))
         line.under = str(e["body"].get("why"))
 
+    def _tell_call_upgraded(self, e: Entry, line: Line) -> None:
+        line.what = Markup("The saved arguments of {} became those that the code takes now").format(self._tool(e))
+        line.note = text.one_line(text.json_text(e["body"].get("args")), 300) if e["body"].get("args") is not None else None
+
     def _tell_call_finished(self, e: Entry, line: Line) -> None:
         body, tool = e["body"], self._tool(e)
         how = body.get("how", "result")
