@@ -175,6 +175,15 @@ class Agent(Generic[Out]):
         }  # fmt: skip
         return Agent(self.name, **(now | changes))
 
+    def connected(self, tools: Sequence[Tool[..., Any]]) -> Agent[Out]:
+        """The same agent with the tools that its servers brought, instead of the servers. Its code counts as the same: a run that was started
+        by a process without the servers has not met another version."""
+        if not self.sources:
+            return self
+        copy = self.replace(tools=[*self.tools, *tools])
+        copy.__dict__["code"] = self.code
+        return copy
+
     def as_tool(self, *, description: str, name: str | None = None, gate: Approval | None = None) -> Tool[..., Any]:
         """This agent as a tool of another one: the call is answered by a run of its own, `{run_id}:{call_id}`. Its one argument is the task."""
 

@@ -17,6 +17,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -33,7 +34,18 @@ from outlast.core.gate import GateRow
 from outlast.core.step import Policy, may_go_on
 from outlast.documents import Checkpoint, Event, Gate, Message, Notice, Out, Run, RunHead, Status, Stuck, Tags, gate_of, head_fields
 from outlast.engines.base import Engine, Taken
-from outlast.errors import InvariantViolated, LeaseLost, NotAllowed, OutlastError, RunBusy, RunExists, RunNotFound, StoreError, UsageError
+from outlast.errors import (
+    InvariantViolated,
+    LeaseLost,
+    NotAllowed,
+    OutlastError,
+    Refused,
+    RunBusy,
+    RunExists,
+    RunNotFound,
+    StoreError,
+    UsageError,
+)
 from outlast.gates import check_duration, check_instant
 from outlast.models import resolve
 from outlast.openrun import OpenRun
@@ -42,7 +54,7 @@ from outlast.reader import Reader
 from outlast.runtime import crashpoints, deploy, fork, notices, outside, sweeper
 from outlast.runtime import plan as plans
 from outlast.runtime.clock import ManualClock
-from outlast.runtime.drive import Drive
+from outlast.runtime.drive import Drive, named
 from outlast.runtime.leases import Keeper
 from outlast.runtime.worker import Worker
 from outlast.runtime.writer import Writer
@@ -122,8 +134,11 @@ class Outlast:
         self._listeners: list[Callable[[Event], None]] = [on_event] if on_event else []
         self._lease_s, self._clock = lease.total_seconds(), clock
         self._lock = threading.Lock()
+        self.grace = timedelta(seconds=25)  # what running steps get when a worker is told to end
         self._opened: tuple[int, base.Store, Keeper, ThreadPoolExecutor] | None = None
         self._stack: contextlib.AsyncExitStack | None = None
+        self._entered_agents: Mapping[str, Agent[Any]] | None = None  # with the tools of their servers, inside of `async with app`
+        self._slots: asyncio.Semaphore | None = None  # how many steps an engine's worker takes at once
         self._looked_at, self._known_stuck = float("-inf"), set[tuple[str, str]]()
         self._target: str | None = None  # MODULE:ATTR, where a command loaded this app: a run can be driven alone
 
@@ -217,7 +232,9 @@ class Outlast:
         if not self._agents:
             raise UsageError("a worker needs agents", hint="Outlast(agents=[...])")
         if self.engine is not None:
-            await self.engine.worker(self)
+            if agents:
+                raise UsageError(f"agents: {self.engine.driver} gives a worker any of its runs", hint="a task queue, or an application, of their own")
+            await self._work_for(self.engine, concurrency, grace, until_idle=until_idle)
             return
         async with self._deps_now() as deps, self._telling() as teller:
             worker = Worker(
@@ -667,13 +684,19 @@ class Outlast:
 
     async def __aenter__(self) -> Self:
         stack = contextlib.AsyncExitStack()
-        if self._lifespan is not None:
-            self._entered = await stack.enter_async_context(self._lifespan())
+        try:
+            self._entered_agents = await self._connect_tools(stack)
+            if self._lifespan is not None:
+                self._entered = await stack.enter_async_context(self._lifespan())
+        except BaseException:
+            self._entered_agents = None
+            await stack.aclose()
+            raise
         self._stack = stack
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        stack, self._stack, self._entered = self._stack, None, _NOTHING
+        stack, self._stack, self._entered, self._entered_agents = self._stack, None, _NOTHING, None
         if stack is not None:
             await stack.aclose()
         self.close()
@@ -763,13 +786,32 @@ class Outlast:
 
     @contextlib.asynccontextmanager
     async def _deps_now(self) -> AsyncIterator[Any]:
-        if self._entered is not _NOTHING or self._lifespan is None:
-            yield self._entered if self._entered is not _NOTHING else self._deps
-            return
-        async with self._lifespan() as deps:
-            yield deps
+        async with contextlib.AsyncExitStack() as stack:
+            if self._entered_agents is None and (agents := await self._connect_tools(stack)) is not None:
+                stack.callback(_CONNECTED.reset, _CONNECTED.set((self, agents)))
+            if self._entered is not _NOTHING or self._lifespan is None:
+                yield self._entered if self._entered is not _NOTHING else self._deps
+            else:
+                yield await stack.enter_async_context(self._lifespan())
+
+    async def _connect_tools(self, stack: contextlib.AsyncExitStack) -> Mapping[str, Agent[Any]] | None:
+        """Connect the servers that bring tools, for as long as `stack` lives: the agents with those beside their own; None: there are none."""
+        if not any(agent.sources for agent in self._agents.values()):
+            return None
+        sources = dict.fromkeys(source for agent in self._agents.values() for source in agent.sources)
+        tools = {source: await source.connect_tools(stack) for source in sources}
+        return {name: a.connected([t for source in a.sources for t in tools[source]]) for name, a in self._agents.items()}
+
+    @property
+    def _connected(self) -> Mapping[str, Agent[Any]]:
+        """The agents with the tools of their servers, where somebody connected them: the whole app, or the call that drives here."""
+        if self._entered_agents is not None:
+            return self._entered_agents
+        found = _CONNECTED.get()
+        return found[1] if found is not None and found[0] is self else self._agents
 
     def _drive_of(self, lease: base.Lease, agent: Agent[Any], *, deps: Any, patience_s: float) -> Drive:
+        agent = self._connected.get(agent.name, agent)
         return Drive(
             self._store, lease, agent, resolve(agent.model), writer=self._equip, deps=deps, listen=self._emit, keeper=self._keeper,
             threads=self._open()[3], patience=timedelta(seconds=patience_s), lease_s=self._lease_s, guarded=self._may_decide is not None,
@@ -890,7 +932,7 @@ class Outlast:
 
     def _satisfies(self, agent_name: str, needs: str) -> bool:
         """Does this code have what a parked run lacks?"""
-        agent = self._agents.get(agent_name)
+        agent = self._connected.get(agent_name)
         what, _, rest = needs.partition(":")
         if agent is None:
             return False
@@ -1013,7 +1055,7 @@ class Outlast:
             return entry
         if row.kind == "budget":
             return _raised(tail.head.run_id, codec.decode(row.args), entry)
-        agent = self._agents.get(tail.head.agent)
+        agent = self._connected.get(tail.head.agent)
         tool = agent.tool(row.tool or "") if agent else None
         if tool is None:
             raise UsageError(f"args can only be edited where the tool {row.tool!r} of agent {tail.head.agent!r} is known: its schema checks them",
@@ -1051,27 +1093,57 @@ class Outlast:
             given = self._engine
             if given is None and (found := settings.engine()) is not None:
                 given = found.value
-            self._engine_made = None if given is None else engines.resolve(given)
+            made = None if given is None else engines.resolve(given)
+            if made is not None and hasattr(made, "beside"):  # its tables live beside ours
+                made.beside(settings.store(self._given))
+            self._engine_made = made
         return self._engine_made
 
-    async def step(self, run_id: str, *, deps: Any) -> Taken:
-        """Take one step of a run: what an engine's activity does. It claims for itself, and gives the lease back with what it saved."""
+    async def step(self, run_id: str, *, deps: Any, doing: str | None = None) -> Taken:
+        """Take one step of a run: what an engine's activity does. It claims for itself, and gives the lease back with what it saved.
+
+        `doing`: the activity's name; where the next step is called otherwise, it is named and not begun. Raises StoreError: try again.
+        """
         engine = self.engine
         assert engine is not None
-        head = await self._blocking(self._store.head, run_id)
-        if head.status in base.ENDED:
-            return Taken(run_id, head.seq, "done", None, head.status, None)
-        agent = self._agents.get(head.agent)
-        if agent is None:
-            return Taken(run_id, head.seq, "wait", None, "waiting_for_code", None)
+        async with self._slots or contextlib.nullcontext():
+            try:
+                head = await self._blocking(self._store.head, run_id)
+            except RunNotFound:  # erased
+                return Taken(run_id, 0, "done", None, "gone", None)
+            if head.status in base.ENDED or head.driver != engine.driver:
+                return Taken(run_id, head.seq, "done", None, head.status, None)
+            agent = self._agents.get(head.agent)
+            if agent is None:
+                return Taken(run_id, head.seq, "wait", None, "waiting_for_code", None)
+            try:
+                lease = await self._blocking(self._claim_for_step, run_id, engine.driver)
+            except RunBusy as e:
+                return Taken(run_id, head.seq, "busy", None, head.status, e.until)
+            except Refused:  # moved to another driver in this moment
+                return Taken(run_id, head.seq, "done", None, head.status, None)
+            return await self._step_held(engine, lease, agent, deps, doing)
+
+    def _claim_for_step(self, run_id: str, driver: str) -> base.Lease:
+        """Claim; a holder that is provably dead is none."""
         try:
-            lease = await self._blocking(lambda: self._store.claim_run(run_id, owner.me(), lease_s=self._lease_s, driver=engine.driver))
+            return self._store.claim_run(run_id, owner.me(), lease_s=self._lease_s, driver=driver)
         except RunBusy as e:
-            return Taken(run_id, head.seq, "busy", None, head.status, e.until)
+            if not owner.provably_dead(e.owner):
+                raise
+        self._store.reap()
+        return self._store.claim_run(run_id, owner.me(), lease_s=self._lease_s, driver=driver)
+
+    async def _step_held(self, engine: Engine, lease: base.Lease, agent: Agent[Any], deps: Any, doing: str | None) -> Taken:
         crashpoints.point("claim.after")
-        drive = self._drive_of(lease, agent, deps=deps, patience_s=0)
+        run_id = lease.run_id
         try:
-            saved = await drive.step()
+            drive = self._drive_of(lease, agent, deps=deps, patience_s=0)
+        except OutlastError:
+            await self._blocking(lambda: self._store.release(lease))
+            raise
+        try:
+            saved = await drive.step(doing)
         except LeaseLost:
             return Taken(run_id, drive.run.seq, "busy", None, "running", None)
         for entry in saved.entries:
@@ -1079,7 +1151,34 @@ class Outlast:
                 await self._blocking(self._tell_engine, engine.start, str(entry.args["run_id"]))
         if isinstance(saved.step, s.Finish) and drive.run.parent_run_id:
             await self._blocking(self._tell_engine, engine.wake, drive.run.parent_run_id)
-        return taken(run_id, drive.run.seq, saved.step, saved.status)
+        return taken(drive.run, saved.step, saved.status)
+
+    async def _work_for(self, engine: Engine, concurrency: int, grace: timedelta, *, until_idle: bool) -> None:
+        """An engine's worker, and beside it what a worker does now and then: deadlines, reminders, notices."""
+        self._slots, self.grace = asyncio.Semaphore(concurrency), grace
+        async with self._telling() as teller:
+            working = asyncio.ensure_future(engine.worker(self))
+            try:
+                swept_at = float("-inf")
+                while not working.done():
+                    if time.monotonic() - swept_at >= self._lease_s:
+                        swept_at = time.monotonic()
+                        with contextlib.suppress(StoreError):
+                            await self._sweeping()
+                    await asyncio.wait({working}, timeout=1.0)
+                    if until_idle and not working.done() and await self._blocking(self._engine_idle, engine.driver):
+                        await teller.deliver()
+                        if await self._blocking(self._engine_idle, engine.driver):
+                            return
+                await working
+            finally:
+                working.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await working
+                self._slots = None
+
+    def _engine_idle(self, driver: str) -> bool:
+        return self._store.pending(agents=list(self._agents), driver=driver)[0] == 0
 
     def due_runs(self) -> list[str]:
         """This engine's runs that are due and that nobody holds: its worker pokes them, so that a lost poke costs time only."""
@@ -1166,6 +1265,7 @@ def _ends_children(before: r.Run, entries: Sequence[r.Entry]) -> list[base.Paren
 
 
 _NOTHING: Any = object()
+_CONNECTED: ContextVar[tuple[Outlast, Mapping[str, Agent[Any]]] | None] = ContextVar("outlast_connected", default=None)
 _ALL = 10**9
 _STATUSES: tuple[str, ...] = (
     "running", "waiting_for_approval", "waiting_for_verification", "waiting_for_budget", "waiting_for_event", "waiting_for_run", "waiting_for_timer",
@@ -1195,17 +1295,18 @@ def _is_due(head: base.Head, now: datetime) -> bool:
     return head.wake_at is not None and head.wake_at <= now and head.needs is None
 
 
-def taken(run_id: str, seq: int, step: s.Step, status: str) -> Taken:
-    """A step's outcome as an engine sees it."""
+def taken(run: r.Run, step: s.Step, status: str) -> Taken:
+    """A step's outcome as an engine sees it. Of a wait, `tool` names the calls that are open: what comes next in all likelihood."""
     match step:
         case s.Finish():
-            return Taken(run_id, seq, "done", None, status, None)
-        case s.RunCalls(calls):
-            return Taken(run_id, seq, "tool", ", ".join(c.name for c in calls), status, None)
+            return Taken(run.id, run.seq, "done", None, status, None)
+        case s.RunCalls():
+            return Taken(run.id, run.seq, "tool", named(step), status, None)
         case s.Wait(until=until):
-            return Taken(run_id, seq, "wait", None, status, until)
+            still_open = ", ".join(dict.fromkeys(c.name for c in run.calls if c.result is None))
+            return Taken(run.id, run.seq, "wait", still_open or None, status, until)
         case _:
-            return Taken(run_id, seq, "model", None, status, None)
+            return Taken(run.id, run.seq, "model", None, status, None)
 
 
 def _raised(run_id: str, asked: Mapping[str, Any], entry: r.GateDecided) -> r.GateDecided:

@@ -10,23 +10,38 @@ Rules
 3. `start` is idempotent: the engine's own id is the run id. `wake` may be lost: the worker pokes what is due again every `POKE_S`.
 4. Retries are ours, as a wait in the store; the engine itself retries only a lost worker or an unreachable store.
 5. An engine's SDK is imported inside its adapter's methods, never at the top.
+6. Tools run on the loop of `worker()`, where their connections live, whatever thread the engine calls from (`Steps`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+import contextlib
+import contextvars
+import json
+import logging
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from outlast.core.run import iso
+from outlast.errors import StoreError, UsageError
 
 if TYPE_CHECKING:
     from outlast.app import Outlast
 
+log = logging.getLogger("outlast.engine")
+
 POKE_S = 30.0  # how often an engine's worker pokes each run of its driver that is due and unheld
+BUSY_S = 1.0  # somebody else holds the run: look again after so long
+SLACK_S = 0.01  # past a deadline, so that the store's clock has seen it too
+CALL_S = 10.0  # for one call of an engine: start, wake, describe
 LOOP_VERSION = 1  # of the frozen loop: part of its name in the engine, so that a changed loop never meets an old history
-FIRST_STEP: Mapping[str, Any] = {"kind": "step", "tool": None}  # what the first activity is called, before anything is known
+NAME = f"outlast-run-v{LOOP_VERSION}"  # of the workflow, in every engine
+FIRST = "model"  # what the first activity is called, before anything is known: runs begin with a model call
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +59,22 @@ class Taken:
     status: str
     wake_at: datetime | None
 
-    @property
-    def name(self) -> str:
-        """The next activity's name, as the engine's page shows it."""
-        return self.tool if self.kind == "tool" and self.tool else self.kind
-
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "wake_at": iso(self.wake_at) if self.wake_at else None}
+
+
+def next_name(taken: Mapping[str, Any]) -> str:
+    """The next activity's name, as the engine's page shows it: a tool's, or `model`."""
+    return str(taken["tool"] or FIRST)
+
+
+def left_s(taken: Mapping[str, Any], now: float) -> float | None:
+    """For how long the loop sleeps, by the engine's clock; None: until somebody wakes it."""
+    until = datetime.fromisoformat(taken["wake_at"]).timestamp() if taken["wake_at"] else None
+    left = max(until - now, 0.0) + SLACK_S if until is not None else None
+    if taken["kind"] == "busy":
+        return min(left, BUSY_S) if left is not None else BUSY_S
+    return left
 
 
 @runtime_checkable
@@ -79,3 +103,70 @@ class Engine(Protocol):
     async def worker(self, app: Outlast) -> None:
         """Take steps of this driver's runs until cancelled."""
         ...
+
+
+class Steps:
+    """The steps that a worker takes, on the loop and in the context that it was made in; `take` may be awaited on any loop."""
+
+    def __init__(self, app: Outlast, deps: Any) -> None:
+        self.app, self.deps = app, deps
+        self.loop, self.context = asyncio.get_running_loop(), contextvars.copy_context()
+        self.running: set[asyncio.Task[Any]] = set()
+        self.ending = False
+
+    async def take(self, run_id: str, doing: str) -> dict[str, Any]:
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._here(run_id, doing), self.loop))
+
+    async def _here(self, run_id: str, doing: str) -> dict[str, Any]:
+        if self.ending:
+            raise StoreError("this worker is ending", hint="another one takes the step")
+        task = self.loop.create_task(self.app.step(run_id, deps=self.deps, doing=doing), context=self.context.copy())
+        self.running.add(task)
+        task.add_done_callback(self.running.discard)
+        try:
+            return (await task).to_dict()
+        except asyncio.CancelledError:
+            if not self.ending:
+                raise
+            raise StoreError("this worker is ending", hint="another one takes the step") from None
+
+    async def drain(self, grace: timedelta) -> None:
+        """Nothing new; what runs gets `grace`, then its lease goes back."""
+        self.ending = True
+        if self.running:
+            await asyncio.wait(set(self.running), timeout=grace.total_seconds())
+        for task in set(self.running):
+            task.cancel()
+        if self.running:
+            await asyncio.wait(set(self.running), timeout=5)
+
+
+async def poking(app: Outlast, poke: Callable[[str], None]) -> None:
+    """Poke each run that is due and unheld, at once and every POKE_S: a lost poke, or a decision made without the engine's client, costs time only."""
+    while True:
+        try:
+            for run_id in await asyncio.to_thread(app.due_runs):
+                await asyncio.to_thread(poke, run_id)
+        except StoreError as e:
+            log.warning("%s", e)
+        await asyncio.sleep(POKE_S)
+
+
+def missing_sdk(engine: str, extra: str) -> UsageError:
+    return UsageError(f"the SDK of {engine} is not installed", hint=f"pip install 'outlast[{extra}]'")
+
+
+def http(method: str, url: str, body: Any = None, *, timeout: float = CALL_S, headers: Mapping[str, str] = {}) -> Any:
+    """One call of an engine's HTTP API, its answer read as JSON. Raises urllib's HTTPError for a refusal, StoreError where nobody answers."""
+    data = json.dumps(body).encode() if body is not None else None
+    request = urllib.request.Request(url, data, {"content-type": "application/json", "accept": "application/json", **headers}, method=method)  # noqa: S310 - the user's own setting
+    try:
+        with urllib.request.urlopen(request, timeout=timeout) as answer:  # noqa: S310 - the same
+            text = answer.read()
+    except urllib.error.HTTPError:
+        raise
+    except (OSError, ValueError) as e:
+        raise StoreError(f"{url} cannot be reached: {getattr(e, 'reason', e)}", hint="start the server, or mend --engine") from e
+    with contextlib.suppress(ValueError):
+        return json.loads(text) if text else None
+    return text.decode(errors="replace")

@@ -132,11 +132,17 @@ class Drive:
             self.keeper.remove(self.writer.lease.run_id)
             self._file_late(await self._stop_tasks())
 
-    async def step(self) -> Saved:
-        """One step (a model call, or a batch of calls) and the lease goes back in the append that saves it: for an engine's activity."""
+    async def step(self, doing: str | None = None) -> Saved:
+        """One step (a model call, or a batch of calls) and the lease goes back in the append that saves it: for an engine's activity.
+
+        `doing`: what the activity is called. Where the next step is another one, nothing is begun: the lease goes back, due at once.
+        """
         self.keeper.add(self.writer.lease, self._news)
         try:
             saved = await self._begin()
+            if doing is not None and not saved.released and not self.writer.lease.taken_over and named(saved.step) not in (doing, None):
+                self.draining = True
+                saved = await self._save([])
             if not saved.released:
                 if isinstance(saved.step, s.RunCalls):
                     self._start(saved.step.calls)
@@ -512,6 +518,17 @@ class Drive:
             if not future.done():
                 await asyncio.wait({future})
             raise
+
+
+def named(step: s.Step) -> str | None:
+    """What an engine's page calls this step; None: it has no name of its own."""
+    match step:
+        case s.CallModel():
+            return "model"
+        case s.RunCalls(calls):
+            return ", ".join(dict.fromkeys(c.name for c in calls))
+        case _:
+            return None
 
 
 def taken_over(run: r.Run, policy: s.Policy, now: datetime, attempts: int) -> list[r.Entry]:
