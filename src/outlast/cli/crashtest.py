@@ -61,13 +61,12 @@ def crashtest(
     if found is None:
         raise UsageError("no app is named: it is what holds the agents",
                          hint="give MODULE:ATTR (or --app MODULE:ATTR), set OUTLAST_APP, or app in [tool.outlast]")  # fmt: skip
-    from outlast.models import ScriptedModel
-    from outlast.testing.crashmatrix.matrix import crash_matrix
+    from outlast.testing.crashmatrix.matrix import crash_matrix, scripted
 
     turns = read_script(script)
     app = target.imported(found, options)
     report = crash_matrix(
-        chosen(app, agent), INPUT, model=ScriptedModel(turns), deps=function(deps, "--deps"), observe=function(observe, "--observe"),
+        chosen(app, agent), INPUT, model=scripted(turns), deps=function(deps, "--deps"), observe=function(observe, "--observe"),
         pairs=pairs, lifespan=app._lifespan, fixed_deps=app._deps, progress=progress if sys.stderr.isatty() else quiet)  # fmt: skip
     if junit is not None:
         report.write_junit(Path(junit))

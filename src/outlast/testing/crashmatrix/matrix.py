@@ -66,6 +66,11 @@ def crash_matrix(
         return _Matrix(setup, Path(made), progress).run(pairs=pairs, at=at)
 
 
+def scripted(turns: Sequence[Any]) -> ScriptedModel:
+    """A model that plays turns as `outlast record` prints them."""
+    return ScriptedModel(turns)
+
+
 class _Matrix:
     def __init__(self, setup: Setup, folder: Path, progress: Progress) -> None:
         self.setup, self.folder, self.progress, self.made = setup, folder, progress, 0

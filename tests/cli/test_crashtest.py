@@ -1,0 +1,156 @@
+"""`crashtest`, `record`, `init`: by the command line, on the example that everybody sees, and on a project as it is made."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from cli.shell import Shell
+from outlast.models import ScriptedModel
+from outlast.runtime.crashpoints import POINTS
+
+KITEBASE = Path(__file__).parents[2] / "examples" / "kitebase"
+WORLD = ("--deps", "crash_world:desk", "--observe", "crash_world:seen")
+
+
+@pytest.fixture
+def kitebase(shell: Shell) -> Shell:
+    """The example in a folder of its own, and a script that was recorded from a real run of it."""
+    for file in ("agent.py", "helpdesk.py", "crash_world.py"):
+        shutil.copy(KITEBASE / file, shell.folder)
+    shell.env = {k: v for k, v in shell.env.items() if k != "ANTHROPIC_API_KEY"}
+    assert (
+        shell.outlast(
+            "run", "agent", "Ticket KITE-142 just came in.", "--id", "run-1", "--store", "sqlite:///agent.db", KITEBASE_DIR="."
+        ).code
+        == 3
+    )
+    assert shell.outlast("approve", "run-1", "--by", "priya", "--store", "sqlite:///agent.db").code == 0
+    assert shell.outlast("resume", "run-1", "--app", "agent", "--store", "sqlite:///agent.db", KITEBASE_DIR=".").code == 0
+    recorded = shell.outlast("record", "run-1", "--store", "sqlite:///agent.db")
+    assert recorded.code == 0, recorded
+    shell.write("script.json", recorded.out)
+    return shell
+
+
+def documents(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_kitebase_is_green_and_without_its_key_red(kitebase: Shell) -> None:
+    done = kitebase.outlast("crashtest", "agent", "--agent", "kitebase-support", "--script", "script.json", *WORLD, "--json")
+    assert done.code == 0, done
+    *cases, report = documents(done.out)
+    assert report["type"] == "crash_report"
+    assert report["ok"] is True
+    assert report["cases"] == len(cases) >= 39
+    assert {name for case in cases for name in case["killed_at"]} >= {
+        "tool.after:reply_to_customer",
+        "tool.before:get_ticket",
+        "claim.after",
+    }
+    assert not (kitebase.folder / ".demo").exists(), "each case has its own working directory"
+
+    done = kitebase.outlast("crashtest", "agent", "--script", "script.json", *WORLD, "--junit", "junit.xml", KITEBASE_NO_KEY="1")
+    assert done.code == 1, done
+    [finding] = [line for line in done.out.splitlines() if "killed at tool.after:reply_to_customer:" in line]
+    assert "reply_to_customer (toolu_03): killed at tool.after:reply_to_customer: sent 2 times; " in finding
+    assert "send that key (crash-test:toolu_03)" in finding
+    assert 'declare effect="at_most_once" and a check=' in finding
+    assert "RED 1" in next(line for line in done.out.splitlines() if line.startswith("tool.after:reply_to_customer "))
+    suite = ET.parse(kitebase.folder / "junit.xml").getroot()[0]  # noqa: S314 - we have just written it
+    assert int(suite.get("failures", "0")) >= 1
+    assert any("tool.after:reply_to_customer" in case.get("name", "") and case.find("failure") is not None for case in suite)
+
+
+def test_record_gives_the_turns_of_a_script(kitebase: Shell) -> None:
+    turns = json.loads((kitebase.folder / "script.json").read_text())
+    ScriptedModel(turns)
+    assert [turn[0].get("name") for turn in turns] == ["get_ticket", "search_help", "reply_to_customer", None]
+    assert kitebase.outlast("record", "run-1", "--store", "sqlite:///agent.db", "--json").out.count("\n") == 1
+    missing = kitebase.outlast("record", "run-9", "--store", "sqlite:///agent.db")
+    assert missing.code == 1
+    assert "run-9" in missing.err
+
+
+def test_record_keeps_a_stop_reason_that_does_not_follow(shell: Shell) -> None:
+    shell.write(
+        "cut.py",
+        """
+from outlast import Agent
+from outlast.models import ScriptedModel
+
+app = Agent("cut", model=ScriptedModel([{"content": "I will not.", "stop_reason": "refusal"}]), tools=[])
+""",
+    )
+    assert shell.outlast("run", "cut", "go", "--id", "run-1", "--store", "sqlite:///cut.db").code == 4
+    turns = json.loads(shell.outlast("record", "run-1", "--store", "sqlite:///cut.db").out)
+    assert turns == [{"content": [{"type": "text", "text": "I will not."}], "stop_reason": "refusal"}]
+
+
+def test_list_names_every_point_and_what_is_at_risk(shell: Shell) -> None:
+    out = shell.outlast("crashtest", "--list").out
+    assert all(name in out and risk in out for name, risk in POINTS.items())
+    found = documents(shell.outlast("crashtest", "--list", "--json").out)
+    assert [(one["type"], one["name"], one["at_risk"]) for one in found] == [("crash_point", *item) for item in POINTS.items()]
+
+
+@pytest.mark.parametrize(
+    "args, said",
+    [
+        (["crashtest", "support"], "--script FILE is missing"),
+        (["crashtest", "support", "--script", "nothing.json"], "--script nothing.json cannot be read"),
+        (["crashtest", "support", "--script", "bad.json"], "--script bad.json is no JSON"),
+        (["crashtest", "support", "--script", "empty.json"], "--script empty.json must be a JSON list of turns"),
+        (["crashtest", "--script", "good.json"], "no app is named"),
+        (["crashtest", "support", "--script", "good.json", "--deps", "support"], "--deps is 'support': write it as MODULE:ATTR"),
+        (["crashtest", "support", "--script", "good.json", "--deps", "nowhere:x"], "--deps: there is no module 'nowhere'"),
+        (
+            ["crashtest", "support", "--script", "good.json", "--observe", "support:nothing"],
+            "--observe: support:nothing must be a function",
+        ),
+        (["init", "../outside"], "NAME is '../outside'"),
+    ],
+)
+def test_what_is_refused(shell: Shell, args: list[str], said: str) -> None:
+    shell.tell()
+    shell.write("bad.json", "[")
+    shell.write("empty.json", "[]")
+    shell.write("good.json", '["Done."]')
+    done = shell.outlast(*args)
+    assert done.code == 2, done
+    assert said in done.err
+
+
+def test_init_makes_a_project_whose_tests_pass(shell: Shell) -> None:
+    done = shell.outlast("init", "refund-desk")
+    assert done.code == 0, done
+    folder = shell.folder / "refund-desk"
+    assert 'Agent(\n    "refund-desk"' in (folder / "agent.py").read_text()
+    assert not [file for file in folder.iterdir() if "{" in file.name or ".txt" in file.name]
+    tests = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
+        cwd=folder,
+        env=shell.env,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert tests.returncode == 0, tests.stdout + tests.stderr
+    assert "4 passed" in tests.stdout
+    by_hand = subprocess.run(
+        shell.command("crashtest", "--script", "script.json", "--deps", "world:shop", "--observe", "world:refunds", "--json"),
+        cwd=folder, env=shell.env, capture_output=True, text=True, timeout=600, check=False)  # fmt: skip
+    assert by_hand.returncode == 0, by_hand.stdout + by_hand.stderr
+
+    again = shell.outlast("init", "refund-desk")
+    assert again.code == 2
+    assert "there already" in again.err
