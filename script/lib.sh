@@ -35,10 +35,12 @@ make_venv() {
     fi
 }
 
-# set_up core|dev: .venv with the hash-locked packages of requirements/$1.txt and this package, editable.
+# set_up core|postgres|dev: .venv with the hash-locked packages of requirements/$1.txt and this package, editable. Each holds those before it.
 set_up() {
-    wanted=$(cat pyproject.toml requirements/core.txt requirements/dev.txt | cksum)" $(pwd)"
-    for done_for in "$1" dev; do # dev holds all of core
+    wanted=$(cat pyproject.toml requirements/core.txt requirements/postgres.txt requirements/dev.txt | cksum)" $(pwd)"
+    wider=dev
+    [ "$1" = core ] && wider="postgres dev"
+    for done_for in "$1" $wider; do
         [ "$(cat ".venv/outlast-$done_for" 2>/dev/null)" = "$wanted" ] && [ -x .venv/bin/python ] && return
     done
     if command -v flock >/dev/null 2>&1; then # two scripts started at once: one sets up, the other waits and finds it done
@@ -63,6 +65,7 @@ set_up_system() {
     command -v sqlite3 >/dev/null 2>&1 || missing="$missing sqlite3"
     command -v gcc >/dev/null 2>&1 || missing="$missing gcc libc6-dev"
     command -v postgres >/dev/null 2>&1 || ls /usr/lib/postgresql/*/bin/postgres >/dev/null 2>&1 || missing="$missing postgresql"
+    command -v pgbouncer >/dev/null 2>&1 || [ -x /usr/sbin/pgbouncer ] || missing="$missing pgbouncer"
     command -v chromium >/dev/null 2>&1 || command -v google-chrome >/dev/null 2>&1 || missing="$missing chromium"
     [ -z "$missing" ] && return
     # shellcheck disable=SC2086  # a list of words

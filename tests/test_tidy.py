@@ -131,7 +131,7 @@ def test_every_mypy_exception_says_why() -> None:
 
 
 def test_locks_hold_hashes_for_everything() -> None:
-    for lock in ("requirements/core.txt", "requirements/dev.txt", "requirements/bench.txt"):
+    for lock in ("requirements/core.txt", "requirements/postgres.txt", "requirements/dev.txt", "requirements/bench.txt"):
         blocks = re.split(r"\n(?=\S)", tracked()[lock].strip())
         packages = [b for b in blocks if not b.startswith("#")]
         assert packages

@@ -265,6 +265,12 @@ class StoreContract:
         assert store.head("run-1").needs is None
         assert [lease.run_id for lease in take(store)] == ["run-1"]
 
+    def test_parked_runs_are_not_due_whatever_their_clock_says(self, store: Store) -> None:
+        begin(store).release("waiting_for_code", needs="tool:refund", wake_at=store.now())
+        assert take(store) == [] and store.due(agents=["support"], driver="built-in") == []
+        assert store.pending(agents=["support"])[0] == 0
+        assert store.due(agents=["support"], driver="built-in", needs=[("support", "tool:refund")]) == ["run-1"]
+
     def test_pending_is_what_until_idle_waits_for(self, store: Store, pass_time: PassTime) -> None:
         agents = ["support", "billing"]
         assert store.pending(agents=agents) == (0, None)
@@ -299,6 +305,12 @@ class StoreContract:
         assert [(n.held, n.fence) for n in store.renew([second.lease, first.lease])] == [(False, 2), (True, 1)]
         assert [(n.held, n.fence) for n in store.peek([second.lease, first.lease])] == [(False, 2), (True, 1)]
         assert store.renew([]) == []
+
+    def test_a_renewal_during_the_holders_own_reclaim(self, store: Store) -> None:
+        driving = begin(store)
+        store.reclaim(driving.lease)  # in another thread; the renewal still has the fence from before
+        for found in (store.peek([driving.lease]), store.renew([driving.lease])):
+            assert [(n.held, n.fence) for n in found] == [(True, 2)]
 
     def test_a_renewal_never_shortens(self, store: Store, pass_time: PassTime) -> None:
         driving = begin(store, lease_s=300)

@@ -20,7 +20,7 @@ RETURNING run_no, run_id, agent, fence, attempts
 
 -- due --
 SELECT wake_at, run_no, lease_owner IS NOT NULL FROM run INDEXED BY run_due
- WHERE driver = :driver AND agent = :agent AND wake_at <= :now AND lease_owner IS NULL
+ WHERE driver = :driver AND agent = :agent AND wake_at <= :now AND lease_owner IS NULL AND needs IS NULL
  ORDER BY wake_at LIMIT :limit
 
 -- parked_for --
@@ -56,10 +56,10 @@ UPDATE run SET lease_until = 0, lease_until_at = min(lease_until_at, :now)
  WHERE lease_owner IS NOT NULL AND lease_boot = :boot AND lease_owner = :owner AND lease_until > 0
 RETURNING 1
 
--- renew --
+-- renew --  by the nonce: it stays when a holder reclaims its own lease (fence + 1) in another thread, and nobody else knows it
 UPDATE run SET lease_until = max(run.lease_until, :until), lease_until_at = max(run.lease_until_at, :until_at)
   FROM json_each(:leases) l
- WHERE run.run_no = l.value ->> 0 AND run.fence = l.value ->> 1 AND run.nonce = l.value ->> 2 AND run.lease_owner IS NOT NULL
+ WHERE run.run_no = l.value ->> 0 AND run.nonce = l.value ->> 1 AND run.lease_owner IS NOT NULL
 RETURNING run.run_no
 
 -- lengths --
@@ -238,7 +238,7 @@ SELECT lower(hex(e.digest)) FROM run r JOIN entry e ON e.run_no = r.run_no WHERE
 
 -- pending_due --
 SELECT count(*), min(wake_at) FROM run INDEXED BY run_due
- WHERE driver = :driver AND agent = :agent AND wake_at <= :until AND lease_owner IS NULL
+ WHERE driver = :driver AND agent = :agent AND wake_at <= :until AND lease_owner IS NULL AND needs IS NULL
 
 -- pending_held --
 SELECT count(*), min(lease_until_at) FROM run INDEXED BY run_held

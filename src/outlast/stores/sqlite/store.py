@@ -220,7 +220,7 @@ class SQLiteStore(Pages):
     def renew(self, leases: Sequence[Lease], *, lease_s: float = 30) -> list[Renewed]:
         if not leases:
             return []
-        ours = _json([[lease.run_no, lease.fence, lease.nonce] for lease in leases])
+        ours = _json([[lease.run_no, lease.nonce] for lease in leases])
         numbers = _json([lease.run_no for lease in leases])
 
         def work(db: apsw.Connection) -> list[Renewed]:
@@ -240,7 +240,7 @@ class SQLiteStore(Pages):
 
         def found(lease: Lease) -> Renewed:
             fence, entries, nonce, holder = there.get(lease.run_no, (0, 0, None, None))
-            return Renewed(lease.run_id, (fence, nonce) == (lease.fence, lease.nonce) and holder is not None, fence, entries)
+            return Renewed(lease.run_id, nonce == lease.nonce and holder is not None, fence, entries)
 
         return [found(lease) for lease in leases]
 
