@@ -7,7 +7,27 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.core.build import GATED, HELLO, KEYED, LEAD, ONCE, READ, T0, asks, begun, brief, called, decided, hear, journal, policy, result, says, t, use
+from tests.core.build import (
+    GATED,
+    HELLO,
+    KEYED,
+    LEAD,
+    ONCE,
+    READ,
+    T0,
+    asks,
+    begun,
+    brief,
+    called,
+    decided,
+    hear,
+    journal,
+    policy,
+    result,
+    says,
+    t,
+    use,
+)
 
 from outlast.core import codec
 from outlast.core import gate as g
@@ -31,7 +51,7 @@ def kinds(step: s.Step) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("on_change", "code_now", "version", "goes_on"),
+    "on_change, code_now, version, goes_on",
     [
         ("continue", NEW, "2", True),
         ("warn", NEW, "2", True),
@@ -123,7 +143,7 @@ def approved(text: str = "hi") -> r.Run:
 
 
 def test_rename_alone_keeps_the_approval() -> None:
-    run, entries, step = settled(approved(), policy(RENAMED, replace(SEND, problem=lambda args: None)), T0)
+    _run, entries, step = settled(approved(), policy(RENAMED, replace(SEND, problem=lambda args: None)), T0)
     assert entries == []
     assert isinstance(step, s.RunCalls) and (step.calls[0].key, step.calls[0].args) == ("run-1:p", {"text": "hi"})
 
@@ -186,7 +206,7 @@ def test_code_that_holds_does_not_upgrade() -> None:
 
 def test_begun_call_whose_arguments_change_is_asked_about_before_it_is_made_again() -> None:
     run = r.fold(approved(), [r.stored(begun("p", "idempotent"))])
-    run, entries, step = settled(run, policy(UPGRADED, SEND), t(100))
+    run, entries, _step = settled(run, policy(UPGRADED, SEND), t(100))
     assert [type(e).__name__ for e in entries] == ["CallUpgraded", "GateOpened"]
     said_no = r.fold(run, [r.stored(decided("approval:p.2", "rejected", note="no"))])
     [finished, _] = settled(said_no, policy(UPGRADED, SEND), t(100))[1]
@@ -199,7 +219,7 @@ def test_gates_are_the_projection_of_the_journal_after_an_upgrade() -> None:
     run = r.Run("run-1")
     entries = [r.stored(replace(e, at=T0)) for e in [*HELLO, asks(use("p", "reply", {"text": "hi"}))]]
     for code_now in (policy(replace(GATED, name="reply")), policy(UPGRADED, SEND)):
-        after, more, _ = settled(r.fold(r.Run("run-1"), entries), code_now, T0)
+        _after, more, _ = settled(r.fold(r.Run("run-1"), entries), code_now, T0)
         entries += more
         if code_now.tools["reply"].tool == "":
             entries.append(r.stored(replace(decided("approval:p"), at=T0)))
@@ -227,7 +247,7 @@ def test_name_only_in_history_is_left_alone() -> None:
 # ---- forks ----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("tool", "asked"), [(READ, False), (KEYED, True), (ONCE, True), (GATED, True)])
+@pytest.mark.parametrize("tool, asked", [(READ, False), (KEYED, True), (ONCE, True), (GATED, True)])
 def test_fork_asks_before_every_new_effect(tool: ToolPolicy, asked: bool) -> None:
     run = journal(r.RunStarted("helper", asks=True, at=T0), says("hello"), asks(use("p", tool.name)))
     waived = replace(tool, gate=replace(tool.gate, conditional=True) if tool.gate else None, when=lambda args: False)

@@ -133,7 +133,9 @@ def test_heads_that_were_kept_find_what_a_forger_hides(whole: Path, tmp_path: Pa
     """A file that is whole in itself, and is not the one that was there: an older copy, or a run that is gone with all its rows."""
     with Outlast(whole) as app:
         heads = list(app.store_heads())
-        assert [(run_id, entries) for run_id, entries, _ in heads] == sorted((h.run_id, app._store.head(h.run_id).entries) for h in app.runs())
+        assert [(run_id, entries) for run_id, entries, _ in heads] == sorted(
+            (h.run_id, app._store.head(h.run_id).entries) for h in app.runs()
+        )
     assert findings(whole, heads) == []
     path = copy(whole, tmp_path)
     db = apsw.Connection(str(path))

@@ -155,8 +155,17 @@ def compare(plan: Plan, app: Outlast, done: list[tuple[str, str, str]]) -> None:
     first = done[0][0] if done else None
     said = {"ask the model": ["model"], "run calls": ["run", "check"], "wait": [None], "hold": [None], "end": [None]}[plan.next]
     assert first in said, (plan, done)
-    assert {"wait": run.waiting, "hold": run.status == "waiting_for_code", "end": run.finished}.get(plan.next, True), (plan, run.status, run.reason)
-    results = {b["tool_use_id"]: b for m in run.messages for b in (m["content"] if isinstance(m["content"], list) else []) if b["type"] == "tool_result"}
+    assert {"wait": run.waiting, "hold": run.status == "waiting_for_code", "end": run.finished}.get(plan.next, True), (
+        plan,
+        run.status,
+        run.reason,
+    )
+    results = {
+        b["tool_use_id"]: b
+        for m in run.messages
+        for b in (m["content"] if isinstance(m["content"], list) else [])
+        if b["type"] == "tool_result"
+    }
     still_open = {gate.call_id for gate in run.gates if gate.outcome is None}
     for item in plan.items:
         mine = [(what, key) for what, call_id, key in done if call_id == item.call_id]

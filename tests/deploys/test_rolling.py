@@ -37,7 +37,6 @@ def decide(app: Outlast) -> int:
     return len(gates)
 
 
-
 def test_rolling_deploy(tmp_path: Path) -> None:
     rng = random.Random(SEED)
     workers: dict[str, subprocess.Popen[str]] = {}

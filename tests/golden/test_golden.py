@@ -34,6 +34,7 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Ledg
         make(path, ledger)
     else:
         shutil.copy(request.param, path)
+        path.chmod(0o600)  # a checkout has its own idea of modes
         shutil.copy(request.param.with_suffix(".ledger"), ledger)
     return path, Ledger(ledger)
 

@@ -32,7 +32,9 @@ WAITS = {  # run id -> the status that it was left in
     "failed": "failed",
     "cancelled": "cancelled",
 }
-GATE = approval(to="support-lead", noun="reply", within=timedelta(hours=4), then=approval(to="manager", noun="reply", within=timedelta(hours=8)))
+GATE = approval(
+    to="support-lead", noun="reply", within=timedelta(hours=4), then=approval(to="manager", noun="reply", within=timedelta(hours=8))
+)
 
 
 @tool(effect="idempotent", gate=GATE)
