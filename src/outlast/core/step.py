@@ -349,7 +349,7 @@ def _limits(run: Run, policy: Policy, now: datetime) -> Settle | Wait | None:
         top = max(limit, granted) if isinstance(granted, int | float) else limit
         if used < top:
             continue
-        amount = f"{top} {unit}" if name != "wall" else g.duration(timedelta(seconds=top))  # exact: 1000000 tokens, not 1e+06
+        amount = f"{top} {unit if top != 1 else unit.removesuffix('s')}" if name != "wall" else g.duration(timedelta(seconds=top))  # exact: 1000000 tokens, not 1e+06
         reason = f"limit of {amount} reached"
         return _ask_or_fail(run, policy, {"limit": name, "used": used, "raise_to": max(top + limit, used + limit)}, reason)
     return _repeats(run, policy) or _cost(run, policy)
