@@ -72,6 +72,8 @@ BACKGROUND = timedelta(seconds=5)  # a worker gives the lease back for anything 
 STOP_TELLING_S = 5.0  # for what is being sent when a worker ends
 LOOK_FOR_STUCK_S = 300.0  # between two looks of a worker for runs that do not go on by themselves
 DRIVERS = (base.BUILT_IN, "temporal", "restate", "dbos", "inngest")
+_EXAMPLES = {
+    "temporal": "temporal://HOST:7233/NAMESPACE", "restate": "restate://HOST:8080", "dbos": "dbos:", "inngest": "inngest://HOST:8288"}  # fmt: skip
 SCRIPT = "script"  # runs.driver of runs that a program drives by hand
 MAX_TAGS, MAX_TAG_KEY, MAX_TAG_VALUE = 16, 64, 256
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
@@ -1099,6 +1101,10 @@ class Outlast:
             self._engine_made = made
         return self._engine_made
 
+    def use_engine(self, engine: str | Engine | None) -> None:
+        """Another engine than the one that was given: `--engine` stands above the argument."""
+        self._engine, self._engine_made = engine, ...
+
     async def step(self, run_id: str, *, deps: Any, doing: str | None = None) -> Taken:
         """Take one step of a run: what an engine's activity does. It claims for itself, and gives the lease back with what it saved.
 
@@ -1189,12 +1195,19 @@ class Outlast:
         return self._store.due(agents=list(self._agents), driver=driver, needs=needs)
 
     def move(self, run_id: str, to: str) -> RunHead:
-        """Give a run that waits to another driver: built-in, temporal, restate, dbos or inngest."""
+        """Give a run that waits to another driver: built-in, temporal, restate, dbos or inngest.
+
+        An engine must be this application's. Raises UsageError, RunNotFound, RunBusy, Refused where the run does not wait; nothing was changed.
+        """
         if to not in DRIVERS:
             raise UsageError(f"to must be one of {', '.join(DRIVERS)}, not {to!r}", run_id=run_id)
         if to != base.BUILT_IN and (self.engine is None or self.engine.driver != to):
-            raise UsageError(f"this application does not use {to}", hint=f"OUTLAST_ENGINE={to}://...", run_id=run_id)
-        head = self._store.drive_by(_ref(run_id), to)
+            now = self.engine.driver if self.engine is not None else base.BUILT_IN
+            raise UsageError(f"this application's driver is {now}, not {to}", hint=f"OUTLAST_ENGINE={_EXAMPLES[to]}", run_id=run_id)
+        before = self._store.head(_ref(run_id))
+        if before.driver == SCRIPT:
+            raise Refused(f"{run_id} is driven by a program of its own", run_id=run_id, hint=f"outlast show {run_id}")
+        head = self._store.drive_by(run_id, to)
         if self.engine is not None and head.driver == self.engine.driver:
             self._tell_engine(self.engine.start, run_id)
         return RunHead(**head_fields(head))
@@ -1209,8 +1222,9 @@ class Outlast:
         """The store's side stands already: an engine that cannot be reached hears of it from its worker, a little later."""
         try:
             verb(run_id)
-        except StoreError as e:
-            log.warning("run %s: %s; its worker will see it", run_id, e, extra={"run_id": run_id})
+        except OutlastError as e:
+            hint = f" ({e.hint})" if e.hint else ""
+            log.warning("run %s: %s%s; its worker will see it", run_id, e, hint, extra={"run_id": run_id})
 
     async def _until_it_waits(self, run_id: str) -> Run[Any]:
         """Until a run that somebody else drives waits for more than a moment, or is over."""

@@ -1,4 +1,4 @@
-"""`send`, `cancel`, `retry`: what a person does to a run from outside. Whoever drives it hears of it at once."""
+"""`send`, `cancel`, `retry`, `move`: what a person does to a run from outside. Whoever drives it hears of it at once."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ def register(cli: typer.Typer) -> None:
     command(cli, "send")(send)
     command(cli, "cancel")(cancel)
     command(cli, "retry")(retry)
+    command(cli, "move")(move)
 
 
 def send(
@@ -55,6 +56,23 @@ def retry(options: Options, run_id: RUN, by: BY = None) -> int:
     who = settings.who(by)
     with opened(options, run_id=run_id) as app:
         return said(app.retry(run_id, by=who), options)
+
+
+def move(
+    options: Options,
+    *,
+    run_id: RUN,
+    to: Annotated[str, typer.Option("--to", metavar="DRIVER", help="built-in, temporal, restate, dbos or inngest")],
+) -> int:
+    """Give a run that waits to another driver. An engine is the one that the app, or OUTLAST_ENGINE, names."""
+    with opened(options, run_id=run_id) as app:
+        head = app.move(run_id, to)
+        if options.json:
+            render.document(head.to_dict())
+        else:
+            render.say(words.head_line(head))
+            render.say(f"driven by {to} from now on")
+    return 0
 
 
 def said(head: RunHead, options: Options) -> int:

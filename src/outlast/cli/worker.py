@@ -40,6 +40,7 @@ def worker(
     agent: Annotated[list[str] | None, typer.Option("--agent", metavar="A", help="only runs of this agent; may be repeated")] = None,
     grace: Annotated[str | None, typer.Option("--grace", metavar="DURATION", help="for running steps at the end; default 25s")] = None,
     health_port: Annotated[int | None, typer.Option("--health-port", metavar="N", help="serve /livez and /readyz there")] = None,
+    engine: Annotated[str | None, typer.Option("--engine", metavar="URL", help="take the steps for an engine; default: OUTLAST_ENGINE, built-in")] = None,
     until_idle: Annotated[bool, typer.Option("--until-idle", help="end when every unfinished run waits")] = False,
 ) -> int:
     """Drive runs. The first SIGTERM or Ctrl-C lets running steps end (exit code 0), the second stops at once."""
@@ -53,6 +54,8 @@ def worker(
     patience = settings.grace(values.duration(grace, "--grace") if grace is not None else None)
     port = settings.health_port(health_port)
     with opened(options, need_agents=True) as app:
+        if engine is not None:
+            app.use_engine(engine)
         warn_where_volatile(settings.store(app._given).path)
         asyncio.run(works(app, concurrency=at_once, agents=agent or [], grace=patience, until_idle=until_idle, port=port))
     return 0

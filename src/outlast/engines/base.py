@@ -20,9 +20,11 @@ import contextlib
 import contextvars
 import json
 import logging
+import threading
+import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
@@ -152,14 +154,87 @@ async def poking(app: Outlast, poke: Callable[[str], None]) -> None:
         await asyncio.sleep(POKE_S)
 
 
+async def works(steps: Steps, poke: Callable[[str], None], served: asyncio.Future[None]) -> None:
+    """Poke until cancelled, or until serving has ended; then let running steps end."""
+    pokes = asyncio.ensure_future(poking(steps.app, poke))
+    try:
+        await asyncio.wait({served, pokes}, return_when=asyncio.FIRST_COMPLETED)
+        for ended in {served, pokes}:
+            if ended.done():
+                ended.result()
+    finally:
+        pokes.cancel()
+        await steps.drain(steps.app.grace)
+
+
+@contextlib.asynccontextmanager
+async def serving(asgi: Any, listen: str, registered: Callable[[], None]) -> AsyncIterator[asyncio.Future[None]]:
+    """Serve what an engine calls, and say where (`registered`), until the block ends; the future ends when serving does.
+
+    In a thread with a loop of its own: an SDK may want SIGTERM for itself, and a busy tool must not keep the engine waiting.
+    """
+    import hypercorn.asyncio
+    import hypercorn.config
+
+    config = hypercorn.config.Config()
+    config.bind, config.graceful_timeout = [listen], 1.0
+    config.errorlog, config.accesslog = None, None
+    stop, here = threading.Event(), asyncio.get_running_loop()
+    ended: asyncio.Future[None] = here.create_future()
+
+    async def stopped() -> None:
+        while not stop.is_set():
+            await asyncio.sleep(0.05)
+
+    def run() -> None:
+        failed: BaseException | None = None
+        try:
+            asyncio.run(hypercorn.asyncio.serve(asgi, config, shutdown_trigger=stopped))
+        except OSError as e:
+            failed = UsageError(f"nothing can be served at {listen}: {e.strerror or e}", hint="listen= in --engine")
+        except Exception as e:  # noqa: BLE001 - whatever ends the thread ends the worker, with its reason
+            failed = e
+        with contextlib.suppress(RuntimeError):  # the worker's loop is gone
+            here.call_soon_threadsafe(lambda: ended.done() or (ended.set_exception(failed) if failed else ended.set_result(None)))
+
+    threading.Thread(target=run, name=f"outlast {listen}", daemon=True).start()
+    registering = asyncio.ensure_future(asyncio.to_thread(registered))
+    try:
+        await asyncio.wait({ended, registering}, return_when=asyncio.FIRST_COMPLETED)
+        if ended.done():
+            ended.result()
+        await registering
+        yield ended
+    finally:
+        stop.set()
+        await asyncio.wait({ended}, timeout=5)
+        if ended.done():
+            ended.exception()  # said already
+
+
 def missing_sdk(engine: str, extra: str) -> UsageError:
     return UsageError(f"the SDK of {engine} is not installed", hint=f"pip install 'outlast[{extra}]'")
+
+
+def retried(attempt: Callable[[], Any], *, for_s: float = 10.0) -> None:
+    """Until it succeeds: what is called may come up in this moment. Raises what the last attempt did."""
+    until = time.monotonic() + for_s
+    pause = threading.Event()
+    while True:
+        try:
+            attempt()
+            return
+        except (urllib.error.HTTPError, StoreError):
+            if time.monotonic() >= until:
+                raise
+        pause.wait(0.1)
 
 
 def http(method: str, url: str, body: Any = None, *, timeout: float = CALL_S, headers: Mapping[str, str] = {}) -> Any:
     """One call of an engine's HTTP API, its answer read as JSON. Raises urllib's HTTPError for a refusal, StoreError where nobody answers."""
     data = json.dumps(body).encode() if body is not None else None
-    request = urllib.request.Request(url, data, {"content-type": "application/json", "accept": "application/json", **headers}, method=method)  # noqa: S310 - the user's own setting
+    typed = {"content-type": "application/json"} if data is not None else {}
+    request = urllib.request.Request(url, data, {"accept": "application/json", **typed, **headers}, method=method)  # noqa: S310 - the user's own setting
     try:
         with urllib.request.urlopen(request, timeout=timeout) as answer:  # noqa: S310 - the same
             text = answer.read()

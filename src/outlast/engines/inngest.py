@@ -7,7 +7,6 @@ and nothing sleeps in the server's memory but an event. The server calls the wor
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import time
@@ -17,7 +16,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
 
-from outlast.engines.base import FIRST, NAME, Steps, http, left_s, missing_sdk, next_name, poking
+from outlast.engines.base import FIRST, NAME, Steps, http, left_s, missing_sdk, next_name, retried, serving, works
 from outlast.errors import StoreError, UsageError
 
 if TYPE_CHECKING:
@@ -60,28 +59,16 @@ class Inngest:
     async def worker(self, app: Outlast) -> None:
         try:
             import fastapi
-            import hypercorn.asyncio
-            import hypercorn.config
+            import hypercorn  # noqa: F401 - it serves
             import inngest
             import inngest.fast_api
         except ModuleNotFoundError:
             raise missing_sdk("Inngest", "inngest") from None
-        config = hypercorn.config.Config()
-        config.bind, config.loglevel, config.graceful_timeout = [self.listen], "WARNING", 1.0
         async with app.connected_deps() as deps:
-            steps, stop, client, served = Steps(app, deps), asyncio.Event(), self._client(inngest), fastapi.FastAPI()
-            inngest.fast_api.serve(served, client, [_function(inngest, client, steps)], serve_origin=self.public)
-            serving = asyncio.ensure_future(hypercorn.asyncio.serve(served, config, shutdown_trigger=stop.wait))  # type: ignore[arg-type]
-            try:
-                await self._registered(serving)
-                pokes = asyncio.ensure_future(poking(app, self.wake))
-                await asyncio.wait({serving, pokes}, return_when=asyncio.FIRST_COMPLETED)
-                pokes.cancel()
-                await serving
-            finally:
-                await steps.drain(app.grace)
-                stop.set()
-                await asyncio.wait({serving}, timeout=5)
+            steps, client, asgi = Steps(app, deps), self._client(inngest), fastapi.FastAPI()
+            inngest.fast_api.serve(asgi, client, [_function(inngest, client, steps)], serve_origin=self.public)
+            async with serving(asgi, self.listen, self._register) as served:
+                await works(steps, self.wake, served)
 
     # ---- inside ---------------------------------------------------------------------------------------------------------------
 
@@ -102,20 +89,12 @@ class Inngest:
                 raise UsageError(f"Inngest at {self.server} does not take the event key", hint="INNGEST_EVENT_KEY=...") from e
             raise StoreError(f"Inngest at {self.server} says {e.code}", hint="its worker takes the run up when it is there again") from e
 
-    async def _registered(self, serving: asyncio.Future[None]) -> None:
+    def _register(self) -> None:
         """A PUT to ourselves has the SDK tell the server which functions are here."""
-        loop = asyncio.get_running_loop()
-        until = loop.time() + 10
-        while True:
-            if serving.done():  # the port is taken, say
-                await serving
-            try:
-                await asyncio.to_thread(http, "PUT", f"http://{self.listen}{PATH}", {})
-                return
-            except (urllib.error.HTTPError, StoreError) as e:
-                if loop.time() >= until:
-                    raise UsageError(f"this worker cannot register with Inngest at {self.server}: {e}", hint="start the server, or mend --engine") from e
-            await asyncio.sleep(0.1)
+        try:
+            retried(lambda: http("PUT", f"http://{self.listen}{PATH}", {}))
+        except (urllib.error.HTTPError, StoreError) as e:
+            raise StoreError(f"this worker cannot register with Inngest at {self.server}: {e}", hint="start the server, or mend --engine") from e
 
 
 def _function(inngest: Any, client: Any, steps: Steps) -> Any:

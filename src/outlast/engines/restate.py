@@ -8,14 +8,13 @@ it, the same address for all workers of a run's life (a load balancer, or a rest
 
 from __future__ import annotations
 
-import asyncio
 import urllib.error
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, quote, urlsplit
 
-from outlast.engines.base import FIRST, NAME, Steps, http, left_s, missing_sdk, next_name, poking
+from outlast.engines.base import FIRST, NAME, Steps, http, left_s, missing_sdk, next_name, retried, serving, works
 from outlast.errors import StoreError, UsageError
 
 if TYPE_CHECKING:
@@ -71,44 +70,23 @@ class Restate:
 
     async def worker(self, app: Outlast) -> None:
         try:
-            import hypercorn.asyncio
-            import hypercorn.config
+            import hypercorn  # noqa: F401 - it serves
             import restate
         except ModuleNotFoundError:
             raise missing_sdk("Restate", "restate") from None
-        config = hypercorn.config.Config()
-        config.bind, config.loglevel, config.graceful_timeout = [self.listen], "WARNING", 1.0
         async with app.connected_deps() as deps:
-            steps, stop = Steps(app, deps), asyncio.Event()
-            served = restate.app([_object(restate, steps)])
-            serving = asyncio.ensure_future(hypercorn.asyncio.serve(served, config, shutdown_trigger=stop.wait))  # type: ignore[arg-type]
-            try:
-                await self._registered(serving)
-                pokes = asyncio.ensure_future(poking(app, self.wake))
-                await asyncio.wait({serving, pokes}, return_when=asyncio.FIRST_COMPLETED)
-                pokes.cancel()
-                await serving
-            finally:
-                await steps.drain(app.grace)
-                stop.set()
-                await asyncio.wait({serving}, timeout=5)
+            steps = Steps(app, deps)
+            async with serving(restate.app([_object(restate, steps)]), self.listen, self._register) as served:
+                await works(steps, self.wake, served)
 
     # ---- inside ---------------------------------------------------------------------------------------------------------------
 
-    async def _registered(self, serving: asyncio.Future[None]) -> None:
+    def _register(self) -> None:
         """Tell the server where we are. The loop is frozen: registering it again replaces it by the same."""
-        loop = asyncio.get_running_loop()
-        until = loop.time() + 10
-        while True:
-            if serving.done():  # the port is taken, say
-                await serving
-            try:
-                await asyncio.to_thread(self._call, "POST", f"{self.admin}/deployments", {"uri": self.public, "force": True})
-                return
-            except urllib.error.HTTPError as e:
-                if loop.time() >= until:
-                    raise UsageError(f"Restate does not reach this worker at {self.public}: {_text(e)}", hint="listen= and public= in --engine") from e
-            await asyncio.sleep(0.1)
+        try:
+            retried(lambda: self._call("POST", f"{self.admin}/deployments", {"uri": self.public, "force": True}))
+        except urllib.error.HTTPError as e:
+            raise UsageError(f"Restate does not reach this worker at {self.public}: {_text(e)}", hint="listen= and public= in --engine") from e
 
 
 def _text(e: urllib.error.HTTPError) -> str:

@@ -12,8 +12,10 @@ ten-minute call is not deaf. The store is blocking and is reached through the ap
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import contextvars
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -25,10 +27,10 @@ from outlast.core import messages as m
 from outlast.core import run as r
 from outlast.core import step as s
 from outlast.documents import Event, Gate, RunHead, gate_of, head_fields
-from outlast.errors import InvariantViolated, LeaseLost, ModelError, OutlastError, SchemaTooNew, StoreError
+from outlast.errors import InvariantViolated, LeaseLost, ModelError, OutlastError, SchemaTooNew, StoreError, ToolFailed
 from outlast.models.base import Model, ModelRequest
 from outlast.prices import Prices, cost, name_of, usage_of
-from outlast.runtime import perform
+from outlast.runtime import metrics, perform, telemetry
 from outlast.runtime.clock import monotonic
 from outlast.runtime.crashpoints import point
 from outlast.runtime.leases import Keeper
@@ -85,6 +87,7 @@ class Drive:
         self.draining = False
         self.drained_at: float | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self.segment = telemetry.Segment(None)  # of a program that drives by hand: its own spans are there
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
@@ -118,6 +121,21 @@ class Drive:
 
         Raises LeaseLost (what was running is stopped; results that come late are filed as such) and StoreError.
         """
+        with self._traced():
+            return await self._until_released()
+
+    @contextlib.contextmanager
+    def _traced(self) -> Iterator[None]:
+        """One time that this run is driven: a segment. It ends with the lease, so no span is open while the run waits."""
+        with telemetry.segment(self.writer.lease, owner.short(self.writer.lease.owner), name_of(self.agent.model)) as self.segment:
+            self.writer.traceparent = self.segment.traceparent()
+            try:
+                yield
+            finally:
+                self._tell_heard()
+                self.segment.end(self.writer.status, self.run.seq)
+
+    async def _until_released(self) -> s.Wait | s.Finish | None:
         self.keeper.add(self.writer.lease, self._news)
         try:
             saved = await self._begin()
@@ -137,6 +155,10 @@ class Drive:
 
         `doing`: what the activity is called. Where the next step is another one, nothing is begun: the lease goes back, due at once.
         """
+        with self._traced():
+            return await self._one_step(doing)
+
+    async def _one_step(self, doing: str | None) -> Saved:
         self.keeper.add(self.writer.lease, self._news)
         try:
             saved = await self._begin()
@@ -150,7 +172,11 @@ class Drive:
                 self.draining = True
                 saved = await work
             while not saved.released:
-                saved = await self._take(saved.step)
+                if isinstance(saved.step, s.RunCalls) and self.drained_at is None:  # let through while others run: the same batch
+                    self._start(saved.step.calls)
+                    saved = await self._listen(None)
+                else:
+                    saved = await self._take(saved.step)
             point("release.after")
             return saved
         except asyncio.CancelledError:
@@ -170,7 +196,7 @@ class Drive:
         try:
             await self._save(await self._stop_tasks())
         except OutlastError as e:
-            log.warning("run %s: its lease could not be given back: %s", self.run.id, e, extra={"run_id": self.run.id})
+            log.warning("run %s: its lease could not be given back: %s", self.run.id, e, extra=self.writer.about())
 
     async def one(self, call: s.RunCall) -> Saved:
         """Run one call and save what came of it: for a program that drives by hand."""
@@ -193,6 +219,7 @@ class Drive:
             return await self._park(e)
         except InvariantViolated as e:
             return await self._mark(e)
+        self.segment.follows(self.writer.traced_before)
         return await self._save(await self._blocking(self.found_on_take_over))
 
     async def _mark(self, e: OutlastError) -> Saved:
@@ -200,7 +227,7 @@ class Drive:
         head = base.NewHead(status="failed", reason=str(e), release=True)
         place = base.Place(self.head_row.entries, self.head_row.seq) if self.head_row else base.Place()
         await self._blocking(lambda: self.store.mark(self.writer.lease, head))
-        log.error("run %s: %s", self.writer.lease.run_id, e, extra={"run_id": self.writer.lease.run_id, "seq": place.seq})
+        log.error("run %s: %s", self.writer.lease.run_id, e, extra={**self.writer.about(), "seq": place.seq})
         self.writer.released = True
         return Saved(s.Finish("failed", str(e)), (), "failed", str(e), released=True)
 
@@ -209,7 +236,7 @@ class Drive:
         wait = s.Wait("waiting_for_code", str(e), None, e.needs)
         head = base.NewHead(status=wait.status, reason=wait.reason, release=True, needs=wait.needs)
         await self._blocking(lambda: self.store.mark(self.writer.lease, head))
-        log.warning("run %s: %s", self.writer.lease.run_id, e, extra={"run_id": self.writer.lease.run_id})
+        log.warning("run %s: %s", self.writer.lease.run_id, e, extra=self.writer.about())
         self.writer.released = True
         return Saved(wait, (), wait.status, wait.reason, released=True)
 
@@ -383,10 +410,22 @@ class Drive:
             return r.CallSkipped(call.call_id, f"it could not begin within {LATE_START.seconds} s of its intent")
         self._raise_if_lost()
         started = monotonic()
-        ended = await perform.act(call, tool, self._context(call, tool, entry), late)
+        context = self._context(call, tool, entry)
+        with telemetry.tool(call, self.run.id, context.attempt) as tell:
+            ended = await perform.act(call, tool, context, late)
+            tell(ended)
+        self._counted(call, context.attempt, ended)
         fact = perform.fact(call, self.run.call(call.call_id) or entry, tool, ended, self.store.now())
         fact = replace(fact, meta={"ms": int((monotonic() - started) * 1000), "attempt": call.attempt})
         return replace(fact, effect=call.effect) if isinstance(fact, r.CallFinished) else fact
+
+    @staticmethod
+    def _counted(call: s.RunCall, attempt: int, ended: perform.Ended) -> None:
+        """A repeated attempt may be the same effect once more: it is counted apart."""
+        if attempt > 1:
+            metrics.add("outlast_replays_total", tool=call.name)
+        elif call.effect != "read" and not isinstance(ended.raised, ToolFailed):
+            metrics.add("outlast_effects_total", tool=call.name)
 
     async def _intend(self, call: s.RunCall, tool: Tool[..., Any]) -> bool:
         lasts = tool.timeout + LATE_START
@@ -443,8 +482,7 @@ class Drive:
         try:
             self.store.outside(run_id, lambda tail: late_result(tail, late))
         except OutlastError as e:
-            extra = {"run_id": run_id, "call_id": late.call_id}
-            log.warning("run %s: a late result of %s could not be filed: %s", run_id, late.call_id, e, extra=extra)
+            log.warning("run %s: a late result of %s could not be filed: %s", run_id, late.call_id, e, extra=self.writer.about(late.call_id))
 
     async def _stop_tasks(self) -> list[r.Entry]:
         """Cancel what still runs: what is begun and not answered is in doubt, and the journal says so."""
@@ -474,13 +512,22 @@ class Drive:
                 self._file_late(facts)
                 raise
         self.keeper.update(self.writer.lease)
+        self._tell_heard()
         if self.agent.on_change == "warn" and ran_by[1] and any(isinstance(e, r.VersionChanged) for e in saved.entries):
             was, now = (version or "unnamed" for version in (ran_by[0], self.agent.version))
-            log.warning("run %s goes on with other code: version %s, until now %s", self.run.id, now, was, extra={"run_id": self.run.id})
+            log.warning("run %s goes on with other code: version %s, until now %s", self.run.id, now, was, extra=self.writer.about())
         self.tell(saved)
         return saved
 
+    def _tell_heard(self) -> None:
+        """What others wrote since we looked last."""
+        heard, self.writer.heard = self.writer.heard, []
+        for entry in heard:
+            self.segment.entry(entry)
+
     def tell(self, saved: Saved) -> None:
+        for entry in saved.entries:
+            self.segment.entry(entry)
         seq, now = self.run.seq - sum(isinstance(e, r.MessageAdded) for e in saved.entries), self.store.now()
         for entry in saved.entries:
             if isinstance(entry, r.MessageAdded):
@@ -511,7 +558,7 @@ class Drive:
 
     async def _thread(self, f: Callable[..., T], *args: Any) -> T:
         """Run a store call in a thread. A cancelled waiter's call still counts as made: it is waited for."""
-        future = self.loop.run_in_executor(self.threads, lambda: f(*args))
+        future = self.loop.run_in_executor(self.threads, contextvars.copy_context().run, f, *args)
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
