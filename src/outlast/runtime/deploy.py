@@ -6,11 +6,12 @@ are read, and the one entry that says by whose code it ran last; so it costs the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from outlast.core import codec
+from outlast.core import messages as m
 from outlast.core import run as r
 from outlast.core import step as s
 from outlast.stores import base
@@ -73,58 +74,80 @@ def report(verdicts: Iterable[Verdict]) -> Report:
     return Report(sorted(groups.values(), key=lambda g: (OUTCOMES.index(g.outcome), -g.runs, g.agent, g.why)))
 
 
-def verdicts(
-    pages: Iterable[base.Unfinished], policies: Mapping[str, s.Policy], stuck: Mapping[str, str]
-) -> Iterator[Verdict]:
+def verdicts(pages: Iterable[base.Unfinished], policies: Mapping[str, s.Policy], stuck: Mapping[str, str]) -> Iterator[Verdict]:
     """`stuck`: why a run does not go on by itself, whatever the code says."""
+    judge = _Judge(policies)
     for found in pages:
         head = found.head
-        verdict = _verdict(found, policies.get(head.agent))
+        verdict = judge(found)
         if verdict.outcome in ("continues", "changes") and head.run_id in stuck:
             verdict = Verdict(head.run_id, head.agent, "stuck", stuck[head.run_id])
         yield verdict
 
 
-def _verdict(found: base.Unfinished, policy: s.Policy | None) -> Verdict:
-    head = found.head
+class _Judge:
+    """Knows what it said of a version, so that of a hundred thousand runs of one version each costs only its open calls."""
 
-    def verdict(outcome: Outcome, why: str, call: r.Call | None = None) -> Verdict:
-        return Verdict(head.run_id, head.agent, outcome, why, call.id if call else None)
+    def __init__(self, policies: Mapping[str, s.Policy]) -> None:
+        self.policies = policies
+        self.versions: dict[tuple[str, str], tuple[str | None, str | None]] = {}
 
-    if head.driver == "script":
-        return verdict("continues", "a program of its own drives it (app.open)")
-    if policy is None:
-        return verdict("held", f"this code has no agent {head.agent!r}")
-    try:
-        run = _fold(found)
-    except r.NewerFormat as e:
-        return verdict("held", str(e))
-    except codec.Unstorable as e:
-        return verdict("stuck", f"its journal cannot be read: {e}")
-    notes: list[str] = []
-    for call in run.calls:
-        held, note = _call(call, policy)
-        if held:
-            return verdict("held", held, call)
-        notes += [note] if note else []
-    if isinstance(held_version := s.version_step(run, policy), s.Wait):
-        return verdict("held", held_version.reason)
-    if run.code and run.code != policy.code:
-        changed = "" if run.agent_version == policy.version else f", version {run.agent_version or 'unnamed'} to {policy.version or 'unnamed'}"
-        notes.insert(0, f"other instructions, tools, model or limits{changed}")
-    elif run.code and run.agent_version != policy.version:
-        notes.insert(0, f"version {run.agent_version or 'unnamed'} to {policy.version or 'unnamed'}")
-    return verdict("changes", "; ".join(dict.fromkeys(notes))) if notes else verdict("continues", "as before")
+    def __call__(self, found: base.Unfinished) -> Verdict:
+        head = found.head
+
+        def verdict(outcome: Outcome, why: str, call: r.Call | None = None) -> Verdict:
+            return Verdict(head.run_id, head.agent, outcome, why, call.id if call else None)
+
+        if head.driver == "script":
+            return verdict("continues", "a program of its own drives it (app.open)")
+        policy = self.policies.get(head.agent)
+        if policy is None:
+            return verdict("held", f"this code has no agent {head.agent!r}")
+        try:
+            held_version, changed = self._version(found, policy)
+            calls = _open_calls(found)
+        except r.NewerFormat as e:
+            return verdict("held", str(e))
+        except codec.Unstorable as e:
+            return verdict("stuck", f"its journal cannot be read: {e}")
+        notes = [changed] if changed else []
+        for call in calls:
+            held, note = _call(call, policy)
+            if held:
+                return verdict("held", held, call)
+            notes += [note] if note else []
+        if held_version:
+            return verdict("held", held_version)
+        return verdict("changes", "; ".join(dict.fromkeys(notes))) if notes else verdict("continues", "as before")
+
+    def _version(self, found: base.Unfinished, policy: s.Policy) -> tuple[str | None, str | None]:
+        """(why this code may not go on with it, what is recorded as changed)."""
+        key = (found.head.agent, found.ran_by.body)
+        if key not in self.versions:
+            run = r.apply(r.Run(found.head.run_id, agent=found.head.agent), _entry(found.ran_by))
+            held, was, now = s.version_step(run, policy), run.agent_version or "unnamed", policy.version or "unnamed"
+            changed = [*(["other instructions, tools, model or limits"] if run.code != policy.code else []), *([f"version {was} to {now}"] if was != now else [])]
+            self.versions[key] = (held.reason if isinstance(held, s.Wait) else None, ", ".join(changed) if run.code and changed else None)
+        return self.versions[key]
 
 
-def _fold(found: base.Unfinished) -> r.Run:
-    """The run since its last message: its open calls, and whose code ran it last."""
+_ONLY_ASKED = frozenset({"GateOpened", "GateMoved", "TextSent", "VersionChanged", "DecisionRefused", "RunStarted"})
+
+
+def _open_calls(found: base.Unfinished) -> Sequence[r.Call]:
+    """The calls of its last message, as far as they are not answered."""
     rows = found.rows
-    version = _entry(found.ran_by)
-    first = rows[0] if rows else None
-    starts = first is not None and first.kind == r.MessageAdded.__name__
-    run = r.Run(found.head.run_id, agent=found.head.agent, entries=first.entry_no - 1 if first else 0, seq=found.head.seq - starts)
-    return r.fold(r.apply(run, version), (_entry(row) for row in rows if row is not found.ran_by))
+    if not rows or rows[0].kind != r.MessageAdded.__name__:
+        return ()
+    first = _entry(rows[0])
+    assert isinstance(first, r.MessageAdded)
+    calls = m.tool_uses(first.message) if first.message["role"] == "assistant" else []
+    if not calls:
+        return ()
+    if all(row.kind in _ONLY_ASKED and '"kind": "approval"' in row.body for row in rows[1:]):  # nothing decided, begun or answered: nearly all
+        return [r.Call(c["id"], c["name"], c["input"]) for c in calls]
+    run = r.Run(found.head.run_id, agent=found.head.agent, entries=rows[0].entry_no - 1, seq=found.head.seq - 1)
+    return r.fold(run, [first, *(_entry(row) for row in rows[1:])]).calls
 
 
 def _entry(row: base.JournalRow) -> r.Entry:
@@ -147,7 +170,7 @@ def _call(call: r.Call, policy: s.Policy) -> tuple[str | None, str | None]:
         return f"the arguments saved for {call.known_as} could not be upgraded for {tool.tool}: {type(e).__name__}: {e}", None
     if why := s.problem_of(tool, args):
         return f"the arguments saved for {call.known_as} do not fit {'its schema' if not tool.tool else f'the schema of {tool.tool}'}: {why}", None
-    if codec.canonical(args) != codec.canonical(call.allowed):
+    if tool.upgrade is not None and codec.canonical(args) != codec.canonical(call.allowed):
         again = ", and it is asked about again" if approval or tool.gate else ""
         return None, f"{call.known_as} becomes {tool.tool} with other arguments{again}"
     return None, f"{call.known_as} is {tool.tool} now" if tool.tool else None
