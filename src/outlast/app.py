@@ -872,7 +872,7 @@ class Outlast:
             finally:
                 self._keeper.remove(lease.run_id)
             if code:
-                log.warning("run %s: the process that drove it alone ended with %s", lease.run_id, code, extra={"run_id": lease.run_id})
+                log.warning("run %s: the process that drove it alone ended with %s", lease.run_id, code, extra={"run_id": lease.run_id, "fence": lease.fence})
 
         return drive
 
@@ -921,7 +921,7 @@ class Outlast:
         except LeaseLost as e:
             head = await self._blocking(self._store.head, lease.run_id)
             if head.status in base.ENDED or head.status.startswith("waiting_"):
-                log.info("run %s: %s", lease.run_id, e, extra={"run_id": lease.run_id})  # cancelled, or finished by somebody else
+                log.info("run %s: %s", lease.run_id, e, extra=drive.writer.about())  # cancelled, or finished by somebody else
                 return
             raise
 

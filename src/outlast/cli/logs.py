@@ -11,7 +11,7 @@ from outlast import settings
 from outlast.cli import render
 from outlast.cli.options import Options
 
-FIELDS = ("run_id", "seq", "call_id", "worker")
+FIELDS = ("run_id", "seq", "call_id", "worker", "fence")
 
 
 def configure(options: Options) -> None:

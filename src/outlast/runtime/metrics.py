@@ -7,6 +7,7 @@ when somebody asks.
 from __future__ import annotations
 
 import threading
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -15,8 +16,7 @@ Labels = tuple[tuple[str, str], ...]
 # name -> (type, what it counts, the OpenTelemetry unit)
 NAMES: dict[str, tuple[str, str, str]] = {
     "outlast_steps_total": ("counter", "appends that moved a run on", "1"),
-    "outlast_append_seconds_sum": ("counter", "time spent in appends", "s"),
-    "outlast_append_seconds_count": ("counter", "appends", "1"),
+    "outlast_append_seconds": ("histogram", "how long an append took, its commit included", "s"),
     "outlast_claims_total": ("counter", "runs taken", "1"),
     "outlast_recovered_total": ("counter", "runs taken over from a lease that nobody released", "1"),
     "outlast_lease_losses_total": ("counter", "leases lost to somebody else", "1"),
@@ -32,26 +32,45 @@ NAMES: dict[str, tuple[str, str, str]] = {
     "outlast_runs_stuck": ("gauge", "runs that nobody will move", "1"),
 }
 
+BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0)  # an fsync takes from 0.1 ms (a good disk) to seconds (a full one)
+
 _lock = threading.Lock()
+_appends = [0] * (len(BUCKETS_S) + 1)  # per bucket; the last one is what took longer
+_seconds = 0.0  # in appends
+_steps = 0
 _counts: dict[tuple[str, Labels], float] = {}
 
 
 def add(name: str, by: float = 1, **labels: str) -> None:
     """Count. `name` is one of NAMES."""
-    key = (name, tuple(sorted(labels.items())))
+    key = (name, tuple(sorted(labels.items())) if labels else ())
     with _lock:
         _counts[key] = _counts.get(key, 0) + by
 
 
-def counts() -> dict[tuple[str, Labels], float]:
+def appended(seconds: float, *, step: bool) -> None:
+    """Count an append. `step`: it moved the run on."""
+    global _seconds, _steps
+    bucket = bisect_left(BUCKETS_S, seconds)
     with _lock:
-        return dict(_counts)
+        _appends[bucket] += 1
+        _seconds += seconds
+        _steps += step
+
+
+def counts() -> dict[tuple[str, Labels], float]:
+    """All but the histogram."""
+    with _lock:
+        return {**_counts, ("outlast_steps_total", ()): _steps}
 
 
 def reset() -> None:
     """Forget all counts: for tests, and for a child after a fork."""
+    global _seconds, _steps
     with _lock:
         _counts.clear()
+        _appends[:] = [0] * len(_appends)
+        _seconds, _steps = 0.0, 0
 
 
 def text(gauges: Mapping[tuple[str, Labels], float]) -> str:
@@ -59,13 +78,26 @@ def text(gauges: Mapping[tuple[str, Labels], float]) -> str:
     found = {**counts(), **gauges}
     lines: list[str] = []
     for name, (kind, help_text, _) in NAMES.items():
+        if kind == "histogram":
+            lines += [f"# HELP {name} {help_text}", f"# TYPE {name} histogram", *_histogram(name)]
+            continue
         mine = sorted((labels, value) for (n, labels), value in found.items() if n == name)
         if not mine and kind == "counter":
             mine = [((), 0.0)]
         if mine:
             lines += [f"# HELP {name} {help_text}", f"# TYPE {name} {kind}"]
-            lines += [f"{name}{_labels(labels)} {value:g}" for labels, value in mine]
+            lines += [f"{name}{_labels(labels)} {value:.15g}" for labels, value in mine]
     return "\n".join(lines) + "\n"
+
+
+def _histogram(name: str) -> list[str]:
+    with _lock:
+        appends, seconds = list(_appends), _seconds
+    out, total = [], 0
+    for top, n in zip((*map(str, BUCKETS_S), "+Inf"), appends, strict=True):
+        total += n
+        out.append(f'{name}_bucket{{le="{top}"}} {total}')
+    return [*out, f"{name}_sum {seconds:.9g}", f"{name}_count {total}"]
 
 
 def _labels(labels: Labels) -> str:
@@ -94,6 +126,9 @@ def export() -> None:
             meter.create_observable_counter(
                 name.removesuffix("_total").replace("_", ".", 1), callbacks=[_observed(name)], unit=unit, description=help_text
             )
+        elif kind == "histogram":  # the API has no observable one: how many there were and how long they took together
+            meter.create_observable_counter("outlast.appends", callbacks=[_observed_appends(0)], unit="1", description="appends")
+            meter.create_observable_counter("outlast.append_seconds", callbacks=[_observed_appends(1)], unit="s", description=help_text)
 
 
 def _observed(name: str) -> Any:
@@ -101,5 +136,15 @@ def _observed(name: str) -> Any:
         from opentelemetry.metrics import Observation
 
         return [Observation(value, dict(labels)) for (n, labels), value in counts().items() if n == name]
+
+    return observe
+
+
+def _observed_appends(which: int) -> Any:
+    def observe(_options: Any) -> Iterable[Any]:
+        from opentelemetry.metrics import Observation
+
+        with _lock:
+            return [Observation((sum(_appends), _seconds)[which])]
 
     return observe

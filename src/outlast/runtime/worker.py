@@ -138,18 +138,17 @@ class Worker:
 
     async def _drive(self, drive: Drive) -> None:
         run_id = drive.writer.lease.run_id
-        extra = {"run_id": run_id, "worker": owner.short(owner.me()), "seq": None, "call_id": None}
         try:
             step = await drive()
             if needs := getattr(step, "needs", None):
                 self.failed[drive.writer.lease.agent, needs] = monotonic()
-            log.info("run %s: %s", run_id, getattr(step, "status", "given back"), extra=extra)
+            log.info("run %s: %s", run_id, getattr(step, "status", "given back"), extra=drive.writer.about())
         except LeaseLost as e:
-            log.warning("run %s: %s; stopped", run_id, e, extra=extra)
+            log.warning("run %s: %s; stopped", run_id, e, extra=drive.writer.about())
         except OutlastError as e:
-            log.error("run %s: %s", run_id, e, extra=extra)  # noqa: TRY400 - said in one line; a trace would tell nobody more
+            log.error("run %s: %s", run_id, e, extra=drive.writer.about())  # noqa: TRY400 - said in one line; a trace would tell nobody more
         except Exception:
-            log.exception("run %s: a bug of ours; its lease will run out and it is tried again", run_id, extra=extra)
+            log.exception("run %s: a bug of ours; its lease will run out and it is tried again", run_id, extra=drive.writer.about())
 
     def _back(self, task: asyncio.Task[None]) -> None:
         self.running.pop(task, None)

@@ -16,15 +16,19 @@ import threading
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from typing import Any
 
 from outlast.core import codec, gate
 from outlast.core import run as r
 from outlast.core import step as s
 from outlast.errors import CommitUnknown, InvariantViolated, LeaseLost, StoreError
-from outlast.stores import base
+from outlast.runtime import metrics
+from outlast.runtime.clock import monotonic
+from outlast.stores import base, owner
 
 log = logging.getLogger("outlast.worker")
 
+TRACEPARENT = "traceparent"  # in the meta of the first entry of a segment
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 5.0  # between attempts to save while the store fails
 
 
@@ -74,11 +78,20 @@ class Writer:
         self.fresh = True  # nothing was appended under this lease yet
         self.released = False
         self.stopped = threading.Event()  # stop trying to save: the process is going down
+        self.traceparent: str | None = None  # of this segment, until its first append has saved it
+        self.traced_before: str | None = None  # of the segment before
+        self.heard: list[r.Entry] = []  # what others wrote, and this segment has not told yet
+
+    def about(self, call_id: str | None = None) -> dict[str, Any]:
+        """What a log record says beside its text."""
+        lease = self.lease
+        return {"run_id": lease.run_id, "seq": self.run.seq, "call_id": call_id, "worker": owner.short(lease.owner), "fence": lease.fence}
 
     # ---- reading ------------------------------------------------------------------------------------------------------------
 
     def load(self) -> None:
         """Read what is new since the last look. Raises StoreError; a broken journal is InvariantViolated with the entry's number."""
+        first = self.place.entries == 0
         try:
             entries, self.place = self.store.load(self.lease.run_no, after=self.place)
         except codec.Unstorable as e:
@@ -86,6 +99,10 @@ class Writer:
                 f"run {self.lease.run_id}: {e}", run_id=self.lease.run_id, hint=f"outlast show {self.lease.run_id} --journal"
             ) from e
         self.run = r.fold(self.run, entries)
+        if first:
+            self.traced_before = next((str(e.meta[TRACEPARENT]) for e in reversed(entries) if e.meta and TRACEPARENT in e.meta), None)
+            entries = _since_last_held(entries)
+        self.heard += entries
 
     # ---- saving -------------------------------------------------------------------------------------------------------------
 
@@ -106,11 +123,13 @@ class Writer:
             batch = plan.on(self.run, now)
             if not batch.entries and not plan.writes_head(batch):
                 return plan.saved(batch)
+            began = monotonic()
             try:
                 if tries == 0:
                     answer = self.store.append(self.lease, self.place, batch, now=now)
                     if isinstance(answer, base.Behind):
                         self.run, self.place, tries = r.fold(self.run, answer.entries), answer.place, 1
+                        self.heard += answer.entries
                         continue
                     appended = answer
                 else:
@@ -118,7 +137,7 @@ class Writer:
                     assert plan.batch is not None
                     batch = plan.batch
             except CommitUnknown as e:
-                log.warning("run %s: %s; reading what stands", self.lease.run_id, e, extra={"run_id": self.lease.run_id})
+                log.warning("run %s: %s; reading what stands", self.lease.run_id, e, extra=self.about())
                 if self._stood(batch):
                     facts = ()
                 continue
@@ -131,11 +150,13 @@ class Writer:
                     "run %s: what was done could not be saved yet, it is kept: %s",
                     self.lease.run_id,
                     e,
-                    extra={"run_id": self.lease.run_id},
+                    extra=self.about(),
                 )
                 pause = min(pause * 2, LONGEST_PAUSE_S)
                 continue
+            metrics.appended(monotonic() - began, step=batch.progress)
             self.run, self.place = plan.after, appended.place
+            self._marked(batch)
             self.status, self.fresh = batch.head.status, self.fresh and not batch.progress
             self.released = batch.head.release
             if batch.notices:
@@ -146,23 +167,38 @@ class Writer:
         def under_lock(entries: Sequence[r.Entry], place: base.Place) -> base.Batch:
             return plan.on(r.fold(self.run, entries), now)
 
-        return self.store.append_locked(self.lease, self.place, under_lock, now=now)[0]
+        appended, others = self.store.append_locked(self.lease, self.place, under_lock, now=now)
+        self.heard += others
+        return appended
 
     def propose(self, intent: r.CallStarted, extend: timedelta) -> bool:
         """Save an intent if nothing came in between; False: decide again, nothing was saved. Raises LeaseLost, StoreError."""
         now = self.store.now()
-        entry = r.stored(r.headed(intent, at=now))
+        entry = r.stored(r.headed(intent, at=now, meta=self.marks(intent)))
         after = r.apply(self.run, entry)
         batch = base.Batch(entries=[entry], head=self._head(after, "running", None), seq=after.seq, extend_until=extend)
+        began = monotonic()
         try:
             answer = self.store.append(self.lease, self.place, batch, now=now)
         except CommitUnknown:
             return self._stood(batch)
         if isinstance(answer, base.Behind):
             self.run, self.place = r.fold(self.run, answer.entries), answer.place
+            self.heard += answer.entries
             return False
+        metrics.appended(monotonic() - began, step=False)
         self.run, self.place, self.status = after, answer.place, "running"
+        self._marked(batch)
         return True
+
+    def marks(self, first: r.Entry) -> dict[str, Any] | None:
+        """The meta of an append's first entry: the trace that a next segment links to, where one is recorded and not saved yet."""
+        meta = {**(first.meta or {}), **({TRACEPARENT: self.traceparent} if self.traceparent is not None else {})}
+        return meta or None
+
+    def _marked(self, batch: base.Batch) -> None:
+        if batch.entries:
+            self.traceparent = None
 
     def container(self) -> str | None:
         """The id of the container that the last answer ran in: the next request names it."""
@@ -175,6 +211,9 @@ class Writer:
         stood = bool(ours) and [r.to_row(e) for e in entries[: len(ours)]] == ours
         self.run, self.place = r.fold(self.run, entries), place
         self.status = ""
+        if stood:
+            self._marked(batch)
+        self.heard += entries[len(ours) :] if stood else entries
         return stood
 
     def _settle(self) -> tuple[list[r.Entry], base.Place]:
@@ -188,7 +227,7 @@ class Writer:
                 raise
             except StoreError as e:
                 log.warning(
-                    "run %s: %s; nothing is done for it before this is settled", self.lease.run_id, e, extra={"run_id": self.lease.run_id}
+                    "run %s: %s; nothing is done for it before this is settled", self.lease.run_id, e, extra=self.about()
                 )
                 if self.stopped.wait(pause):
                     raise
@@ -217,9 +256,10 @@ class _Plan:
         after, consequences, self.step = s.settled(run, w.policy, now, self.in_flight)
         entries = [*facts, *consequences]
         recovered = w.fresh and w.lease.taken_over and bool(entries)
-        if recovered:
-            entries[0] = r.stored(r.headed(entries[0], meta={**(entries[0].meta or {}), "taken_over": True}))
-        self.after, gates = gate.projection(before, entries, after_all=None if recovered else after)
+        if entries and (recovered or w.traceparent is not None):
+            marks = {**(w.marks(entries[0]) or {}), **({"taken_over": True} if recovered else {})}
+            entries[0] = r.stored(r.headed(entries[0], meta=marks))
+        self.after, gates = gate.projection(before, entries, after_all=None if recovered or w.traceparent is not None else after)
         waits = isinstance(self.step, s.Wait | s.Finish) and not self.in_flight and not w.keep(self.step, now)
         release = waits or (self.draining and not self.in_flight)
         status, reason, wake_at, needs = _place_in_life(self.step, now)
@@ -238,6 +278,14 @@ class _Plan:
 
     def saved(self, batch: base.Batch) -> Saved:
         return Saved(self.step, batch.entries, batch.head.status, batch.head.reason, batch.head.release)
+
+
+def _since_last_held(entries: Sequence[r.Entry]) -> list[r.Entry]:
+    """What came from outside after the last entry that was written under a lease."""
+    n = len(entries)
+    while n and isinstance(entries[n - 1], r.OUTSIDE) and not isinstance(entries[n - 1], r.RunStarted):
+        n -= 1
+    return list(entries[n:])
 
 
 _PROGRESS = (r.MessageAdded, r.CallFinished, r.GateOpened, r.GateMoved, r.GateExpired, r.GateWaived)
