@@ -24,7 +24,7 @@ from outlast.errors import UsageError
 from outlast.gates import Approval, check_duration
 from outlast.models.base import Model
 from outlast.prices import CHARS_PER_TOKEN, DEFAULT_MAX_TOKENS, Prices, estimate, name_of
-from outlast.tools import Retry, Tool, ToolSource
+from outlast.tools import Retry, Tool, ToolSource, for_pydantic
 
 
 @functools.cache
@@ -139,6 +139,10 @@ class Agent(Generic[Out]):
             raise UsageError(f"{where}retry must be Retry(...), not {retry!r}")
         if on_change not in ("continue", "warn", "hold", "pinned"):
             raise UsageError(f'{where}on_change must be "continue", "warn", "hold" or "pinned", not {on_change!r}')
+        if not isinstance(version, str):
+            raise UsageError(f"{where}version must be a text, not {version!r}", hint='version="2026-11-29"')
+        if not isinstance(model_settings, Mapping):
+            raise UsageError(f"{where}model_settings must be a mapping, not {model_settings!r}", hint='model_settings={"max_tokens": 4096}')
         self.name, self.model, self.instructions, self.output = name, model, instructions, output
         self.limits, self.retry, self.version, self.on_change = limits, retry, version, on_change
         self.model_settings = dict(model_settings)
@@ -150,7 +154,7 @@ class Agent(Generic[Out]):
             raise UsageError(f"{where}two tools are called {', '.join(twice)}", hint='@tool(name="...")')
         self._typed = output is not str and output is not Any
         try:
-            self._adapter: TypeAdapter[Any] | None = TypeAdapter(output) if self._typed else None
+            self._adapter: TypeAdapter[Any] | None = TypeAdapter(for_pydantic(output)) if self._typed else None
             self.output_schema: dict[str, Any] | None = self._adapter.json_schema() if self._adapter else None
         except Exception as e:  # noqa: BLE001 - pydantic has many ways to say that a type has no JSON form
             raise UsageError(f"{where}output {output!r} has no JSON schema: {str(e).splitlines()[0]}") from None

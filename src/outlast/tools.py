@@ -10,13 +10,16 @@ import copy
 import inspect
 import random
 import re
+import sys
 import typing
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, Generic, Literal, ParamSpec, Protocol, overload
+from types import UnionType
+from typing import Annotated, Any, Generic, Literal, ParamSpec, Protocol, Union, overload
 
+import typing_extensions
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from typing_extensions import TypeVar
 
@@ -184,7 +187,9 @@ class Tool(Generic[P, R]):
         self.gate, self.check, self.key, self.key_ttl, self.retry = gate, check, key, key_ttl, retry
         self.timeout = check_duration("timeout", timeout)
         if isinstance(aliases, str) or not all(isinstance(a, str) and NAME.match(a) for a in aliases):
-            raise UsageError(f"@tool on {self.name}: aliases must be a list of names, not {aliases!r}", hint='aliases=["reply_to_customer"]')
+            raise UsageError(
+                f"@tool on {self.name}: aliases must be a list of names, not {aliases!r}", hint='aliases=["reply_to_customer"]'
+            )
         if upgrade is not None and (not aliases or not callable(upgrade)):
             raise UsageError(f"@tool on {self.name}: upgrade is a function of (old name, arguments) and goes with aliases=")
         self.aliases, self.upgrade, self.repeatable = tuple(aliases), upgrade, repeatable
@@ -346,6 +351,35 @@ def tool(
 # ---- signatures -------------------------------------------------------------------------------------------------------------
 
 
+def for_pydantic(hint: Any, *, inside: tuple[Any, ...] = ()) -> Any:
+    """A type hint as pydantic takes it: before Python 3.12 it refuses `typing.TypedDict` and wants the same of typing_extensions."""
+    if sys.version_info >= (3, 12) or hint in inside:
+        return hint
+    if typing.is_typeddict(hint) and type(hint).__module__ == "typing":
+        fields = {
+            name: (typing.Required if name in hint.__required_keys__ else typing.NotRequired)[for_pydantic(value, inside=(*inside, hint))]
+            for name, value in _bare_hints(hint).items()
+        }
+        made: Any = typing_extensions.TypedDict(hint.__name__, fields)  # type: ignore[misc]  # its fields are known at run time only
+        made.__doc__, made.__module__, made.__qualname__ = hint.__doc__, hint.__module__, hint.__qualname__
+        return made
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is None or origin is Literal or origin is Callable:
+        return hint
+    if origin is Annotated:
+        return Annotated[for_pydantic(args[0], inside=inside), *hint.__metadata__]
+    new = tuple(for_pydantic(arg, inside=inside) for arg in args)
+    if all(a is b for a, b in zip(new, args, strict=True)):
+        return hint
+    return Union[new] if origin in (Union, UnionType) else origin[new]  # noqa: UP007 - of a tuple
+
+
+def _bare_hints(typed_dict: Any) -> dict[str, Any]:
+    """The fields of a TypedDict without Required and NotRequired around them, with Annotated."""
+    hints = typing.get_type_hints(typed_dict, include_extras=True)
+    return {k: typing.get_args(v)[0] if typing.get_origin(v) in (typing.Required, typing.NotRequired) else v for k, v in hints.items()}
+
+
 def _arguments(
     tool_name: str, fn: Callable[..., Any], per_argument: Mapping[str, str]
 ) -> tuple[str | None, type[BaseModel], dict[str, str]]:
@@ -374,7 +408,7 @@ def _arguments(
             raise UsageError(f"{where}parameter {parameter} cannot be filled by a model", hint="name every parameter")
         default = ... if parameter.default is parameter.empty else parameter.default
         names[name] = f"p{n}_{name}".replace("__", "_")
-        definitions[names[name]] = (hint, Field(default, alias=name, description=per_argument.get(name)))
+        definitions[names[name]] = (for_pydantic(hint), Field(default, alias=name, description=per_argument.get(name)))
     try:
         model = create_model(f"{tool_name}_arguments", __config__=ConfigDict(extra="ignore", arbitrary_types_allowed=False), **definitions)
         model.model_json_schema(by_alias=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import typing
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -289,7 +290,17 @@ class Shape(TypedDict):
     sides: int
 
 
+class Inner(typing.TypedDict):  # the standard library's, which pydantic refuses before Python 3.12
+    a: int
+
+
+class Outer(typing.TypedDict, total=False):
+    one: typing.Required[Inner]
+    many: list[Inner] | None
+
+
 @pytest.mark.parametrize("output, text, expected", [(Verdict, '{"ok": true}', Verdict(ok=True)), (Point, '{"x": 1}', Point(1)),
+                                                    (Outer, '{"one": {"a": 1}, "many": null}', {"one": {"a": 1}, "many": None}),
                                                     (Shape, '```json\n{"sides": 3}\n```', {"sides": 3}), (str, "{}", "{}")])  # fmt: skip
 def test_typed_output(output: Any, text: str, expected: Any, make_app: MakeApp) -> None:
     agent: Agent[Any] = Agent("a", model=ScriptedModel([text]), output=output)
@@ -343,3 +354,14 @@ def test_a_limit_is_raised_by_a_person(args: Any, used: int, make_app: MakeApp, 
     assert (run.status, run.model_calls) == ("failed", used)
     assert "enough" in (run.reason or "")
     assert_whole(app, "r")
+
+
+def test_a_tool_takes_a_typed_dict_of_the_standard_library() -> None:
+    @tool(effect="read")
+    def look(inner: Inner, more: list[Inner] | None = None) -> int:
+        """Look."""
+        return inner["a"]
+
+    assert look.problem({"inner": {"a": "no"}}) is not None
+    assert look.validated({"inner": {"a": 1}, "more": [{"a": 2}]}) == {"inner": {"a": 1}, "more": [{"a": 2}]}
+    assert look.input_schema["required"] == ["inner"]
