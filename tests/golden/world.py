@@ -62,7 +62,7 @@ def shipped(text: str) -> Wait:
 
 @tool(effect="read")
 def pause(text: str) -> Wait:
-    return Wait(within=timedelta(hours=1), otherwise="time is over")
+    return Wait(until=BEGIN + timedelta(hours=1), otherwise="time is over")
 
 
 @tool(effect="read", name="extra")

@@ -108,6 +108,7 @@ def test_its_time_answers_it_where_nothing_came(desk: Desk, swept: bool) -> None
 def test_by_default_the_event_is_called_as_the_call(desk: Desk) -> None:
     paying(desk, lambda: Wait(within=timedelta(days=3), otherwise=LATE))
     app = desk.waiting()
+    assert app.head("run-1").status == "waiting_for_event"
     app.event("run-1", "toolu_01", "settled")
     assert app.resume_sync("run-1").output == "I read: settled"
 

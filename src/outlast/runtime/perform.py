@@ -192,7 +192,7 @@ def result(entry: r.Call, value: Any, now: datetime) -> r.Entry:
         ends, rule = _ends(value, now)
         args = {
             "event": value.event or entry.id,
-            "timer": value.event is None,
+            "timer": value.event is None and value.until is not None,  # an instant and no name: nobody is expected to answer
             "otherwise": value.otherwise,
         }
         return r.GateOpened(
