@@ -271,6 +271,39 @@ class StoreContract:
         assert store.pending(agents=["support"])[0] == 0
         assert store.due(agents=["support"], driver="built-in", needs=[("support", "tool:refund")]) == ["run-1"]
 
+    def test_mark_parks_a_run_that_needs_newer_code(self, store: Store) -> None:
+        held = begin(store)
+        store.mark(held.lease, NewHead("waiting_for_code", "the journal is of format 2", release=True, needs="format:2"))
+        head = store.head("run-1")
+        assert (head.status, head.needs, head.wake_at, head.lease_owner, head.entries) == ("waiting_for_code", "format:2", None, None, held.place.entries)
+        assert take(store) == [] and store.parked(agents=["support"]) == [("support", "format:2")]
+        assert [lease.run_id for lease in take(store, needs=[("support", "format:2")])] == ["run-1"]
+
+    def test_unfinished_page_has_each_runs_tail_and_version(self, store: Store) -> None:
+        begin(store, "asks").save(calls("c1")).release("waiting_for_approval")
+        begin(store, "changed").save(r.VersionChanged("2", "sha256:2")).save(calls("c1")).save(r.VersionChanged("3", "sha256:3")).release()
+        begin(store, "done").save(r.RunEnded("done"), status="done", release=True)
+        store.start(new("fresh"))
+        found, last = [], None
+        while page := store.unfinished_page(after=last, limit=2):
+            found += page
+            last = page[-1].head
+        assert [x.head.run_id for x in found] == ["asks", "changed", "fresh"]
+        assert [x.ran_by.kind for x in found] == ["RunStarted", "VersionChanged", "RunStarted"]
+        assert '"3"' in found[1].ran_by.body
+        assert [[row.kind for row in x.rows] for x in found] == [["MessageAdded"], ["MessageAdded", "VersionChanged"], ["MessageAdded"]]
+        assert {row.seq for row in found[0].rows} == {found[0].head.seq}
+
+    def test_ends_are_the_last_digests(self, store: Store) -> None:
+        assert list(store.ends()) == []
+        for run_id in ("run-2", "run-1"):
+            begin(store, run_id).save(calls("c1"))
+        last = {run_id: list(store.journal(run_id))[-1] for run_id in ("run-1", "run-2")}
+        assert list(store.ends()) == [(run_id, row.entry_no, row.digest.hex()) for run_id, row in last.items()]
+        first = next(iter(store.journal("run-1")))
+        assert store.digest_at("run-1", 1) == first.digest.hex()
+        assert store.digest_at("run-1", 99) is None and store.digest_at("nothing", 1) is None
+
     def test_pending_is_what_until_idle_waits_for(self, store: Store, pass_time: PassTime) -> None:
         agents = ["support", "billing"]
         assert store.pending(agents=agents) == (0, None)
