@@ -14,6 +14,7 @@ import re
 import secrets
 import threading
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, contextmanager
@@ -260,47 +261,57 @@ class Outlast:
 
     async def stream(self, run_id: str, *, after: int = 0) -> AsyncIterator[Event]:
         """Checkpoints with a number above `after`, then what comes, until the run is finished; `text` and `reset` only where this process drives."""
-        pieces: asyncio.Queue[Event] = asyncio.Queue()
+        pieces: deque[Event] = deque()
+        came = asyncio.Event()
         loop = asyncio.get_running_loop()
+
+        def put(event: Event) -> None:
+            pieces.append(event)
+            came.set()
 
         def hear(event: Event) -> None:
             if event.run_id == run_id and event.type in ("text", "reset"):
-                loop.call_soon_threadsafe(pieces.put_nowait, event)
+                loop.call_soon_threadsafe(put, event)
 
         await self._blocking(self._store.head, run_id)
         self._listeners.append(hear)
-        seen: int | None = None
+        change: asyncio.Task[int] | None = None
         told: tuple[str, int] | None = None
         try:
             while True:
-                seen = await self._blocking(self._store.wait_for_change, seen, 0.0)
-                while not pieces.empty():
-                    yield pieces.get_nowait()
-                head = await self._blocking(self._store.head, run_id)
-                if head.seq > after:
-                    for event in await self._blocking(self._checkpoint_events, head, after):
+                if change is None or change.done():  # not for every piece of text: each look is a thread and a read
+                    seen = change.result() if change is not None else await self._blocking(self._store.wait_for_change, None, 0.0)
+                    head = await self._blocking(self._store.head, run_id)
+                    for event in await self._blocking(self._checkpoint_events, head, after) if head.seq > after else ():
+                        while pieces and pieces[0].seq <= event.seq:
+                            yield pieces.popleft()
                         after = event.seq
                         yield event
-                if (head.status.startswith("waiting_") or head.status in base.ENDED) and told != (head.status, head.entries):
-                    told = (head.status, head.entries)
-                    yield Event(
-                        "run", run_id, head.seq, None, None, cast("Status", head.status), head.updated_at, RunHead(**head_fields(head))
-                    )
-                if head.status in base.ENDED:
-                    return
-                change = asyncio.ensure_future(self._blocking(self._store.wait_for_change, seen, 1.0))
-                piece = asyncio.ensure_future(pieces.get())
-                await asyncio.wait({change, piece}, return_when=asyncio.FIRST_COMPLETED)
-                if piece.done():
-                    yield piece.result()
-                else:
-                    piece.cancel()
+                    ended = head.status in base.ENDED
+                    while ended and pieces:
+                        yield pieces.popleft()
+                    if (head.status.startswith("waiting_") or ended) and told != (head.status, head.entries):
+                        told = (head.status, head.entries)
+                        yield Event(
+                            "run", run_id, head.seq, None, None, cast("Status", head.status), head.updated_at, RunHead(**head_fields(head))
+                        )
+                    if ended:
+                        return
+                    change = asyncio.create_task(self._blocking(self._store.wait_for_change, seen, 1.0))
+                came.clear()
+                while pieces and pieces[0].seq <= after + 1:  # the text of a later one waits until the checkpoints before it are out
+                    piece = pieces.popleft()
+                    if piece.seq > after:
+                        yield piece
+                news = asyncio.create_task(came.wait())
+                await asyncio.wait((change, news), return_when=asyncio.FIRST_COMPLETED)
+                news.cancel()
         finally:
             self._listeners.remove(hear)
 
     def _checkpoint_events(self, head: base.Head, after: int) -> list[Event]:
         return [
-            Event("checkpoint", head.run_id, row.seq, None, codec.decode(row.body), cast("Status", row.status), row.at)
+            Event("checkpoint", head.run_id, row.seq, None, codec.decode(row.body), _status_at(head, row), row.at)
             for row in self._store.journal(head.run_id)
             if row.kind == "MessageAdded" and row.seq > after
         ]
@@ -506,8 +517,7 @@ class Outlast:
             messages.append(codec.decode(row.body))
             if row.seq <= after or (only_last and row.seq < head.seq):
                 continue
-            ended = row.seq == head.seq and head.status in base.ENDED
-            yield Checkpoint(run_id, row.seq, cast("Status", head.status if ended else row.status), list(messages), row.at)
+            yield Checkpoint(run_id, row.seq, _status_at(head, row), list(messages), row.at)
 
     def runs(self, *, status: Status | None = None, agent: str | None = None, tags: Tags = {}, unfinished: bool = False, stuck: bool = False,
              since: datetime | None = None, limit: int = 50, before: str | None = None) -> list[RunHead]:  # fmt: skip
@@ -852,7 +862,7 @@ class Outlast:
         last = next((x for x in reversed(list(run.messages)) if x["role"] == "assistant"), None)
         output = codec.clean(agent.output_of(last)) if agent and step.status == "done" else None
         ended = r.ChildFinished(run.parent_call_id, step.status, output, step.reason, run.input_tokens, run.output_tokens,
-                                f"{run.cost_usd:f}" if run.cost_usd is not None else None)  # fmt: skip
+                                outside.paid(run), run.cache_read_tokens, run.cache_write_tokens)  # fmt: skip
         return base.ParentEntry(run.parent_run_id, outside.child_ended(ended))
 
     def _alone(self) -> Callable[[base.Lease], Awaitable[None]] | None:
@@ -1302,6 +1312,12 @@ def open_store(given: str | os.PathLike[str] | None, *, clock: ManualClock | Non
 
 async def _by_hand(request: Any) -> Any:
     raise UsageError("this run is driven by hand: app.open(...)")
+
+
+def _status_at(head: base.Head, row: base.JournalRow) -> Status:
+    """A checkpoint's status when it was saved; the last one of a run that is over shows how it ended."""
+    ended = row.seq == head.seq and head.status in base.ENDED
+    return cast("Status", head.status if ended else row.status)
 
 
 def _is_due(head: base.Head, now: datetime) -> bool:

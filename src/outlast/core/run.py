@@ -316,6 +316,8 @@ class ChildFinished(Entry):
     input_tokens: int = 0
     output_tokens: int = 0
     cost_usd: str | None = None
+    cache_read_tokens: int = 0
+    cache_write_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -332,7 +334,7 @@ class RunCancelled(Entry):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class RunMoved(Entry):
-    """Another engine drives it from now on."""
+    """It goes on in another store; here nothing more is accepted."""
 
     to: str
 
@@ -357,9 +359,9 @@ KINDS: dict[str, type[Entry]] = {
 }  # fmt: skip
 OUTSIDE = (RunStarted, TextSent, GateDecided, DecisionRefused, EventReceived, ChildFinished, RetryAsked, RunCancelled, RunMoved, LateResult)
 AFTER_END: dict[str, tuple[type[Entry], ...]] = {
-    "done": (TextSent, LateResult),
-    "failed": (RetryAsked, TextSent, LateResult),
-    "cancelled": (RetryAsked, TextSent, LateResult),
+    "done": (TextSent, LateResult, RunMoved),
+    "failed": (RetryAsked, TextSent, LateResult, RunMoved),
+    "cancelled": (RetryAsked, TextSent, LateResult, RunMoved),  # but after a RunMoved nothing
 }
 
 _COMPARED = {kind: tuple(f.name for f in fields(cls) if f.compare) for kind, cls in KINDS.items()}
@@ -880,7 +882,8 @@ def _gate(run: Run, entry: Entry) -> Run:
         case ChildFinished(call_id):
             spent = _with(
                 run, input_tokens=run.input_tokens + entry.input_tokens, output_tokens=run.output_tokens + entry.output_tokens,
-                **_paid(run, entry.cost_usd, counts=True))  # fmt: skip
+                cache_read_tokens=run.cache_read_tokens + entry.cache_read_tokens,
+                cache_write_tokens=run.cache_write_tokens + entry.cache_write_tokens, **_paid(run, entry.cost_usd, counts=True))  # fmt: skip
             return _change(spent, f"run:{call_id}", outcome="arrived", closed=entry)
     return run
 

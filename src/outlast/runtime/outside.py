@@ -164,14 +164,24 @@ def cancel(by: str | None, note: str | None) -> base.Plan:
         below = [g.opened.args["run_id"] for g in run.all_gates() if g.opened.kind == "run" and g.outcome is None and g.opened.args]
         others = [base.ParentEntry(child, cancel(by, note)) for child in below]
         if tail.head.parent_run_id and tail.head.parent_call_id:
-            spent = {"input_tokens": tail.head.input_tokens, "output_tokens": tail.head.output_tokens, "cost_usd": tail.head.cost_usd}
-            ended = r.ChildFinished(tail.head.parent_call_id, "cancelled", reason=note, **spent)  # type: ignore[arg-type]  # each of its field
+            head = tail.head
+            ended = r.ChildFinished(
+                tail.head.parent_call_id, "cancelled", None, note, head.input_tokens, head.output_tokens,
+                head.cost_usd if head.model_calls else "0",
+                head.cache_read_tokens, head.cache_write_tokens)  # fmt: skip
             others.append(base.ParentEntry(tail.head.parent_run_id, child_ended(ended)))
         return _write(
             tail, entries, status="cancelled", reason=note or f"cancelled{' by ' + by if by else ''}", wake=False, fence=True, others=others
         )
 
     return plan
+
+
+def paid(run: r.Run) -> str | None:
+    """What a run that is over adds to its parent's cost; None: unknown. One that asked no model cost nothing."""
+    if not run.model_calls:
+        return "0"
+    return f"{run.cost_usd:f}" if run.cost_usd is not None else None
 
 
 def child_ended(entry: r.ChildFinished) -> base.Plan:
@@ -184,7 +194,11 @@ def child_ended(entry: r.ChildFinished) -> base.Plan:
             return base.Outside(wake=False)
         waits = tail.head.status == "waiting_for_run"
         written = _write(tail, [replace(entry, entry_id=f"child:{entry.call_id}")], status="running" if waits else None)
-        return replace(written, input_tokens=entry.input_tokens, output_tokens=entry.output_tokens)
+        before, more = r.money(tail.head.cost_usd), r.money(entry.cost_usd)
+        spent = base.Spent(
+            entry.input_tokens, entry.output_tokens, entry.cache_read_tokens, entry.cache_write_tokens,
+            f"{before + more:f}" if before is not None and more is not None else None)  # fmt: skip
+        return replace(written, spent=spent)
 
     return plan
 

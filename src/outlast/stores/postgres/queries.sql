@@ -166,6 +166,12 @@ SELECT 1 FROM outlast.entry e JOIN outlast.run r ON r.run_no = e.run_no
 -- outside --
 SELECT outlast.append_outside(%(run_no)s, %(batch)s)
 
+-- outside_spent --
+UPDATE outlast.run SET input_tokens = input_tokens + %(input_tokens)s, output_tokens = output_tokens + %(output_tokens)s,
+       cache_read_tokens = cache_read_tokens + %(cache_read_tokens)s, cache_write_tokens = cache_write_tokens + %(cache_write_tokens)s,
+       cost_usd = %(cost_usd)s
+ WHERE run_no = %(run_no)s
+
 -- stands --  is this very entry there?
 SELECT 1 FROM outlast.entry WHERE run_no = %(run_no)s AND seq = %(seq)s AND entry_no = %(entry_no)s AND digest = %(digest)s
 
@@ -336,6 +342,94 @@ UNION SELECT DISTINCT 'notice', run_no FROM outlast.notice t WHERE NOT EXISTS (S
 
 -- check_settings --
 SELECT name, reset_val FROM pg_settings WHERE name IN ('fsync', 'full_page_writes', 'synchronous_commit')
+
+-- format --
+SELECT format FROM outlast.run WHERE run_no = %(run_no)s
+
+-- gates_as_written --
+SELECT {gate_columns} FROM outlast.gate g WHERE g.run_no = %(run_no)s ORDER BY g.gate_no
+
+-- notices --
+SELECT notice_id, target, gate_id, kind, text, tries, next_try_at, sent_at, error, created_at FROM outlast.notice
+ WHERE run_no = %(run_no)s ORDER BY created_at, notice_id, target
+
+-- carried_run --
+SELECT run_no FROM outlast.run WHERE run_id = %(run_id)s AND starts_with(driver, %(carried)s)
+
+-- put_run --  the document holds the head's columns by name, entries, gates and notices as lists
+INSERT INTO outlast.run (run_id, agent, agent_version, status, reason, entries, seq, model_calls, input_tokens, output_tokens, cache_read_tokens,
+                         cache_write_tokens, cost_usd, wake_at, driver, needs, fence, attempts, tags, started_by, parent_run_id, parent_call_id,
+                         input_digest, format, created_at, updated_at)
+SELECT b ->> 'run_id', b ->> 'agent', b ->> 'agent_version', b ->> 'status', b ->> 'reason', (b ->> 'entries')::integer, (b ->> 'seq')::integer,
+       (b ->> 'model_calls')::bigint, (b ->> 'input_tokens')::bigint, (b ->> 'output_tokens')::bigint, (b ->> 'cache_read_tokens')::bigint,
+       (b ->> 'cache_write_tokens')::bigint, b ->> 'cost_usd', (b ->> 'wake_at')::bigint, b ->> 'driver', b ->> 'needs', (b ->> 'fence')::bigint,
+       (b ->> 'attempts')::integer, (b ->> 'tags')::json, b ->> 'started_by', b ->> 'parent_run_id', b ->> 'parent_call_id',
+       b ->> 'input_digest', (b ->> 'format')::integer, (b ->> 'created_at')::bigint, (b ->> 'updated_at')::bigint
+  FROM (SELECT %(run)s::json AS b) d
+ON CONFLICT (run_id) DO NOTHING RETURNING run_no
+
+-- put_entries --
+INSERT INTO outlast.entry (run_no, entry_no, seq, kind, at, fence, "by", entry_id, status, digest, meta, body)
+SELECT %(run_no)s, (i ->> 0)::integer, (i ->> 1)::integer, i ->> 2, (i ->> 3)::bigint, (i ->> 4)::bigint, i ->> 5, i ->> 6, i ->> 7,
+       decode(i ->> 8, 'hex'), (i ->> 9)::json, (i ->> 10)::json
+  FROM json_array_elements(%(run)s::json -> 'entries_') i
+
+-- put_gates --
+INSERT INTO outlast.gate (run_no, gate_id, kind, call_id, tool, args, digest, text, role, level, deadline, next_at, closes_at, created_at, outcome,
+                          decided_at, decided_by, note, edited_args, guarded, seq, notified_at)
+SELECT %(run_no)s, i ->> 0, i ->> 1, i ->> 2, i ->> 3, (i ->> 4)::json, i ->> 5, i ->> 6, i ->> 7, (i ->> 8)::integer, (i ->> 9)::bigint,
+       (i ->> 10)::bigint, (i ->> 11)::bigint, (i ->> 12)::bigint, i ->> 13, (i ->> 14)::bigint, i ->> 15, i ->> 16, (i ->> 17)::json,
+       (i ->> 18)::integer = 1, (i ->> 19)::integer, (i ->> 20)::bigint
+  FROM json_array_elements(%(run)s::json -> 'gates') WITH ORDINALITY g(i, n) ORDER BY g.n
+
+-- put_notices --
+INSERT INTO outlast.notice (run_no, notice_id, target, gate_id, kind, text, tries, next_try_at, sent_at, error, created_at)
+SELECT %(run_no)s, i ->> 0, i ->> 1, i ->> 2, i ->> 3, i ->> 4, (i ->> 5)::integer, (i ->> 6)::bigint, (i ->> 7)::bigint, i ->> 8, (i ->> 9)::bigint
+  FROM json_array_elements(%(run)s::json -> 'notices') i
+
+-- let_go --
+WITH carried AS MATERIALIZED (SELECT run_no FROM outlast.run WHERE starts_with(driver, %(carried)s) ORDER BY run_id FOR UPDATE)
+UPDATE outlast.run r SET driver = substr(driver, length(%(carried)s) + 1) FROM carried c WHERE r.run_no = c.run_no RETURNING r.run_no
+
+-- old_where --  a run whose parent goes on stays: the parent's pages link to it
+r.ended_at < %(before)s AND r.ended_at IS NOT NULL AND r.lease_owner IS NULL AND r.status <> ALL (%(keep)s::text[])
+   AND NOT EXISTS (SELECT FROM outlast.run p WHERE p.run_id = r.parent_run_id AND p.status NOT IN ('done', 'failed', 'cancelled'))
+
+-- old_count --
+SELECT count(*), coalesce(sum(r.entries), 0)::bigint FROM outlast.run r WHERE {old_where}
+
+-- old --
+SELECT r.run_no FROM outlast.run r WHERE {old_where} ORDER BY r.ended_at LIMIT %(limit)s FOR UPDATE OF r SKIP LOCKED
+
+-- remove --
+WITH entries AS (DELETE FROM outlast.entry WHERE run_no = ANY (%(numbers)s::bigint[])),
+     gates AS (DELETE FROM outlast.gate WHERE run_no = ANY (%(numbers)s::bigint[])),
+     notices AS (DELETE FROM outlast.notice WHERE run_no = ANY (%(numbers)s::bigint[]))
+DELETE FROM outlast.run WHERE run_no = ANY (%(numbers)s::bigint[])
+
+-- family --  a child's id is its parent's, a colon and the call's
+WITH RECURSIVE family AS (
+    SELECT run_id FROM outlast.run WHERE run_id = %(run_id)s
+    UNION
+    SELECT r.run_id FROM family f JOIN outlast.run r ON r.run_id > f.run_id || ':' AND r.run_id < f.run_id || ';' AND r.parent_run_id = f.run_id
+)
+SELECT run_id FROM family ORDER BY run_id
+
+-- payloads --
+SELECT run_no, seq, entry_no, body::text, meta::text FROM outlast.entry WHERE run_no = ANY (%(numbers)s::bigint[])
+
+-- wipe_entries --
+UPDATE outlast.entry e SET body = (i ->> 3)::json, meta = (i ->> 4)::json FROM json_array_elements(%(rows)s::json) i
+ WHERE e.run_no = (i ->> 0)::bigint AND e.seq = (i ->> 1)::integer AND e.entry_no = (i ->> 2)::integer
+
+-- wipe_gates --
+UPDATE outlast.gate SET args = '{}', text = '', note = NULL, edited_args = NULL WHERE run_no = ANY (%(numbers)s::bigint[])
+
+-- wipe_notices --
+UPDATE outlast.notice SET text = '', error = NULL, next_try_at = NULL WHERE run_no = ANY (%(numbers)s::bigint[])
+
+-- wipe_runs --
+UPDATE outlast.run SET reason = 'erased', tags = '{}', needs = NULL, wake_at = NULL WHERE run_no = ANY (%(numbers)s::bigint[])
 
 -- ---- the schema -----------------------------------------------------------------------------------------------------------------
 

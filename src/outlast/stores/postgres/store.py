@@ -19,7 +19,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
@@ -54,11 +54,11 @@ from outlast.stores.base import (
     Unfinished,
 )
 from outlast.stores.postgres import schema as schemas
+from outlast.stores.postgres.care import Care
 from outlast.stores.postgres.clock import ServerClock
 from outlast.stores.postgres.connections import Connections, Row, Statement, Tx
 from outlast.stores.postgres.failures import Full, Late, Standby, passing
 from outlast.stores.postgres.listening import Listener
-from outlast.stores.postgres.pages import Pages
 from outlast.stores.sqlite import rows
 
 _T = TypeVar("_T")
@@ -71,7 +71,7 @@ _RESTORE = "restore a backup, keeping this database"
 _MS = timedelta(milliseconds=1)
 
 
-class PostgresStore(Pages):
+class PostgresStore(Care):
     """Runs in one schema of a Postgres database. Nothing is opened before the first call; the schema is made by `migrate` only.
 
     Args:
@@ -472,6 +472,8 @@ class PostgresStore(Pages):
             **_rows(written, out.gates, out.notices), "n": len(written), "seq": written.place.seq, "now": ms(now), "status": status,
             "reason": reason, "wake": out.wake and not out.fence, "fresh": out.fresh, "fence": out.fence}  # fmt: skip
         statements: list[Statement] = [("outside", {"run_no": head.run_no, "batch": _json(carried)})]
+        if out.spent is not None:
+            statements.append(("outside_spent", {"run_no": head.run_no, **asdict(out.spent)}))
         others = sorted(out.others, key=lambda other: other.run_id)
         if others:
             tx.ask(*statements)
