@@ -211,6 +211,17 @@ class Tail:
 
 
 @dataclass(frozen=True, slots=True)
+class Spent:
+    """Tokens that are added to a head's, and what all of the run costs with them (worked out under the lock; None: unknown)."""
+
+    input_tokens: int
+    output_tokens: int
+    cache_read_tokens: int
+    cache_write_tokens: int
+    cost_usd: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class Outside:
     """What an entry from outside changes. No entries: nothing is written."""
 
@@ -223,8 +234,7 @@ class Outside:
     fence: bool = False  # cancel and move: fence + 1, lease cleared, wake_at empty
     others: Sequence[ParentEntry] = ()  # entries for other runs in the same transaction: cancelling goes down, a child's end goes up
     notices: Sequence[NewNotice] = ()
-    input_tokens: int = 0  # added to the head's: what a child run spent
-    output_tokens: int = 0
+    spent: Spent | None = None  # by a child run that is over
     value: Any = None  # given back to the caller
 
 

@@ -143,8 +143,12 @@ ON CONFLICT (run_no, notice_id, target) DO NOTHING
 SELECT 1 FROM entry INDEXED BY entry_ids WHERE run_no = :run_no AND entry_id = :entry_id AND entry_id IS NOT NULL
 
 -- outside --
-UPDATE run SET entries = entries + :n, seq = :seq, input_tokens = input_tokens + :input_tokens,
-       output_tokens = output_tokens + :output_tokens, updated_at = :now
+UPDATE run SET entries = entries + :n, seq = :seq, updated_at = :now WHERE run_no = :run_no
+
+-- outside_spent --
+UPDATE run SET input_tokens = input_tokens + :input_tokens, output_tokens = output_tokens + :output_tokens,
+       cache_read_tokens = cache_read_tokens + :cache_read_tokens, cache_write_tokens = cache_write_tokens + :cache_write_tokens,
+       cost_usd = :cost_usd
  WHERE run_no = :run_no
 
 -- outside_status --

@@ -16,7 +16,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -403,8 +403,9 @@ class SQLiteStore(Pages):
             ask(db, Q["outside_fence"], key)
         status = out.status or head.status
         written = rows.Written(run_id, place, entries, fence=0, status=status)
-        spent = {"input_tokens": out.input_tokens, "output_tokens": out.output_tokens}
-        db.execute(Q["outside"], {**key, "n": len(written), "seq": written.place.seq, "now": ms(now), **spent})
+        db.execute(Q["outside"], {**key, "n": len(written), "seq": written.place.seq, "now": ms(now)})
+        if out.spent is not None:
+            db.execute(Q["outside_spent"], {**key, **asdict(out.spent)})
         if status != head.status or (out.status is not None and out.reason != head.reason):
             db.execute(Q["outside_status"], {**key, "status": status, "reason": out.reason})
         if out.wake and not out.fence:
