@@ -171,6 +171,7 @@ class Outlast:
         drives it now), StoreError. What was saved stands; `resume` goes on.
         """
         self._mine(agent)
+        resolve(agent.model)  # a provider that nobody knows: nothing is started
         if self.engine is not None:
             started = await self._blocking(lambda: self.start(agent, input, run_id=run_id, tags=tags, by=by))
             return cast("Run[Out]", await self._until_it_waits(started.run_id))

@@ -219,6 +219,14 @@ def test_deps_and_lifespan_are_one_or_the_other() -> None:
         Outlast("x.db", deps=1, lifespan=lambda: None)  # type: ignore[arg-type, return-value]  # a careless caller
 
 
+def test_an_unknown_provider_starts_nothing(make_app: MakeApp) -> None:
+    agent = Agent("a", model="nobody:model-1")
+    app = make_app(agent)
+    with pytest.raises(UsageError, match="nobody"):
+        app.run_sync(agent, "go", run_id="r")
+    assert app.runs() == []
+
+
 # ---- streams -----------------------------------------------------------------------------------------------------------------
 
 
@@ -245,6 +253,8 @@ def test_a_stream_gives_what_was_and_what_comes_until_the_end(make_app: MakeApp,
     assert events[-1].type == "run" and events[-1].status == "done"
     assert "waiting_for_approval" in [e.status for e in events if e.type == "run"]
     assert [e.text for e in events if e.type == "text"] == ["I look.", "Done."]
+    order = [(e.type, e.seq) for e in events if e.type != "run"]
+    assert order.index(("checkpoint", 3)) < order.index(("text", 4)) < order.index(("checkpoint", 4))
     later = asyncio.run(_all(app, "r", 2))
     assert [(e.type, e.seq) for e in later] == [("checkpoint", 3), ("checkpoint", 4), ("run", 4)]
     for event in events:
@@ -253,6 +263,35 @@ def test_a_stream_gives_what_was_and_what_comes_until_the_end(make_app: MakeApp,
 
 async def _all(app: Outlast, run_id: str, after: int) -> list[Event]:
     return [event async for event in app.stream(run_id, after=after)]
+
+
+def test_a_stream_reads_the_store_when_something_was_saved_and_not_for_every_piece(make_app: MakeApp) -> None:
+    async def model(request: Any) -> str:
+        for _ in range(500):
+            request.emit("x")
+            await asyncio.sleep(0)
+        return "x" * 500
+
+    agent = Agent("a", model=model)
+    app = make_app(agent)
+    app.start(agent, "go", run_id="r")
+    looks, wait_for_change = 0, app._store.wait_for_change
+
+    def counted(seen: int | None, timeout_s: float) -> int:
+        nonlocal looks
+        looks += 1
+        return wait_for_change(seen, timeout_s)
+
+    app._store.wait_for_change = counted  # type: ignore[method-assign]
+
+    async def play() -> list[Event]:
+        watching = asyncio.ensure_future(_all(app, "r", 0))
+        await app.resume("r")
+        return await asyncio.wait_for(watching, 30)
+
+    events = asyncio.run(play())
+    assert sum(e.type == "text" for e in events) == 500
+    assert looks < 50
 
 
 def test_a_stream_of_nobody(make_app: MakeApp) -> None:
