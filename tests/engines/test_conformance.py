@@ -204,7 +204,7 @@ def stopped_past_its_time_then_continued(d: Driver, run_id: str) -> None:
 
 
 def over(d: Driver, run_id: str) -> bool:
-    return run_id in d.app._store.due(agents=["kitebase-support"], driver=d.app.head(run_id).to_dict()["driver"])
+    return run_id in d.app._store.due(agents=["kitebase-support"], driver=d.app._store.head(run_id).driver)
 
 
 def approved(d: Driver, run_id: str) -> None:

@@ -68,7 +68,7 @@ class DBOS:
             current = self._current(run_id)
             if current is None or current[1] not in _OPEN:
                 self._enqueue(run_id if current is None else _following(current[0]))
-            elif current[1] == "PENDING":  # one that has not begun will look by itself
+            else:  # one that is being recovered is enqueued too, and goes on where it waited
                 client.send(current[0], "wake", TOPIC)
 
     def cancel(self, run_id: str) -> None:
