@@ -756,7 +756,8 @@ def apply(run: Run, entry: Entry) -> Run:
         case RunCancelled():
             return _with(run, ended=RunEnded("cancelled", entry.note), retry_at=None, gates=_closed(run.gates))
         case RunMoved():
-            return _with(run, ended=RunEnded("cancelled", f"moved to {entry.to}"), retry_at=None, gates=_closed(run.gates))
+            calls = tuple(_with(c, gates=_closed(c.gates)) if c.gates else c for c in run.calls)  # nobody is asked here any more
+            return _with(run, ended=RunEnded("cancelled", f"moved to {entry.to}"), retry_at=None, gates=_closed(run.gates), calls=calls)
         case _:  # DecisionRefused: recorded, changes nothing
             return run
 

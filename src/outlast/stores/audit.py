@@ -8,7 +8,8 @@ from typing import NamedTuple
 from outlast.core.codec import Unstorable
 from outlast.core.gate import GateRow, projection
 from outlast.core.run import MessageAdded, Run, from_row, ms
-from outlast.stores.base import ENDED, JournalRow, chain, genesis
+from outlast.errors import InvariantViolated
+from outlast.stores.base import ENDED, JournalRow, as_chained, chain, genesis, is_blank
 
 Finding = tuple[str, str, str]  # where, what, remedy
 
@@ -35,7 +36,7 @@ def run(run_id: str, head: CheckedHead, journal: Sequence[JournalRow], gates: Se
             return
         digest = chain(
             digest, entry_no=n, seq=seq, kind=row.kind, at_ms=ms(row.at), by=row.by, entry_id=row.entry_id, fence=row.fence,
-            status=row.status, meta=row.meta, body=row.body)  # fmt: skip
+            status=row.status, meta=row.meta and as_chained(row.meta), body=as_chained(row.body))  # fmt: skip
         if digest != row.digest:
             yield where, f"entry {n} ({row.kind}) was changed after it was written: its digest does not fit", restore
             return
@@ -46,6 +47,8 @@ def run(run_id: str, head: CheckedHead, journal: Sequence[JournalRow], gates: Se
         what = f"its head says {head.entries} entries and checkpoint {head.seq}, its journal holds {len(journal)} and {seq}"
         yield where, what, restore
         return
+    if any(is_blank(row.body) for row in journal):
+        return  # erased: its digests fit, and that is all that is left to compare
     entries = []
     for row in journal:
         try:
@@ -53,7 +56,11 @@ def run(run_id: str, head: CheckedHead, journal: Sequence[JournalRow], gates: Se
         except Unstorable as e:
             yield where, f"entry {row.entry_no} cannot be read: {e}", restore
             return
-    folded, expected = projection(Run(run_id), entries)
+    try:
+        folded, expected = projection(Run(run_id), entries)
+    except InvariantViolated as e:
+        yield where, str(e), restore
+        return
     counted, counts = (
         (head.model_calls, head.input_tokens, head.output_tokens),
         (folded.model_calls, folded.input_tokens, folded.output_tokens),

@@ -14,6 +14,7 @@ Rules
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -460,14 +461,32 @@ def genesis(run_id: str) -> bytes:
 
 
 def chain(previous: bytes, *, entry_no: int, seq: int, kind: str, at_ms: int, by: str | None, entry_id: str | None, fence: int, status: str,
-          meta: str | None, body: str | bytes) -> bytes:  # fmt: skip
+          meta: str | bytes | None, body: str | bytes) -> bytes:  # fmt: skip
     """The digest of an entry: SHA-256 over the one before, what stands in its columns, and the SHA-256 of by, entry_id, meta and body.
 
-    `body` as bytes is already a digest: of an erased entry only that is left, and the chain still verifies.
+    `meta` or `body` as bytes is already a digest: of an erased entry only that is left, and the chain still verifies.
     """
     sha = hashlib.sha256(previous)
     sha.update(f"{entry_no}|{seq}|{kind}|{at_ms}|{fence}|{status}|".encode())
-    for part in (by, entry_id, meta):
-        sha.update(hashlib.sha256(part.encode()).digest() if part else _EMPTY)
-    sha.update(body if isinstance(body, bytes) else hashlib.sha256(body.encode()).digest())
+    for part in (by, entry_id, meta, body):
+        sha.update(part if isinstance(part, bytes) else hashlib.sha256(part.encode()).digest() if part else _EMPTY)
     return sha.digest()
+
+
+def blank(text: str) -> str:
+    """What stands in the place of an erased body or meta: its SHA-256. No body that is written has this form."""
+    return text if _BLANK.fullmatch(text) else f'{{"erased": "{hashlib.sha256(text.encode()).hexdigest()}"}}'
+
+
+def as_chained(text: str) -> str | bytes:
+    """A body or meta as `chain` takes it: of an erased one its digest."""
+    found = _BLANK.fullmatch(text) if len(text) == _BLANK_LENGTH else None
+    return bytes.fromhex(found[1]) if found else text
+
+
+def is_blank(text: str) -> bool:
+    return len(text) == _BLANK_LENGTH and _BLANK.fullmatch(text) is not None
+
+
+_BLANK = re.compile(r'\{"erased": "([0-9a-f]{64})"\}')
+_BLANK_LENGTH = len('{"erased": ""}') + 64

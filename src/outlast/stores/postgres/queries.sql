@@ -547,12 +547,43 @@ SELECT ended_at / 3600000, status, count(*) FROM outlast.run
  WHERE ended_at >= %(since)s AND ended_at IS NOT NULL AND (%(agent)s::text IS NULL OR agent = %(agent)s)
  GROUP BY 1, 2 ORDER BY 1, 2
 
--- spent_per_day --  of the newest `scan` runs
+-- spent_per_day --  of the newest `scan` runs; what a sub-agent's run spent is in its parent's sum already
 SELECT (created_at + %(offset)s) / 86400000, agent, count(*), sum(input_tokens)::bigint, sum(output_tokens)::bigint, sum(cost_usd::float8),
        count(*) FILTER (WHERE cost_usd IS NULL)
   FROM (SELECT created_at, agent, input_tokens, output_tokens, cost_usd FROM outlast.run
-         WHERE created_at >= %(since)s AND (%(agent)s::text IS NULL OR agent = %(agent)s) ORDER BY created_at DESC LIMIT %(scan)s) near
+         WHERE created_at >= %(since)s AND CASE WHEN %(agent)s::text IS NULL THEN parent_run_id IS NULL ELSE agent = %(agent)s END ORDER BY created_at DESC LIMIT %(scan)s) near
  GROUP BY 1, 2 ORDER BY 1, 2
+
+-- costs --  of the newest `scan` runs, by `per`
+SELECT CASE %(per)s::text
+         WHEN 'agent' THEN r.agent WHEN 'day' THEN left(outlast.iso(e.at), 10) WHEN 'model' THEN e.meta ->> 'model'
+         ELSE (SELECT coalesce(json_agg(u.value ->> 'name'), '[]')::text
+                 FROM json_array_elements(CASE json_typeof(e.body -> 'content') WHEN 'array' THEN e.body -> 'content' ELSE '[]' END) u
+                WHERE CASE json_typeof(u.value) WHEN 'object' THEN u.value ->> 'type' = 'tool_use' END) END,
+       count(*) FILTER (WHERE e.kind = 'MessageAdded'), count(*) FILTER (WHERE e.kind = 'ModelCallLost'),
+       coalesce(sum((e.meta -> 'usage' ->> 'input_tokens')::bigint), 0)::bigint,
+       coalesce(sum((e.meta -> 'usage' ->> 'output_tokens')::bigint), 0)::bigint,
+       coalesce(sum((e.meta -> 'usage' ->> 'cache_read_input_tokens')::bigint), 0)::bigint,
+       coalesce(sum((e.meta -> 'usage' ->> 'cache_creation_input_tokens')::bigint), 0)::bigint,
+       round(sum((e.meta ->> 'cost_usd')::numeric) * 1e10)::bigint,
+       count(*) FILTER (WHERE e.kind = 'MessageAdded' AND e.meta ->> 'cost_usd' IS NULL),
+       round(sum((e.body ->> 'cost_usd')::numeric) FILTER (WHERE e.kind = 'ModelCallLost') * 1e10)::bigint,
+       (sum((e.meta ->> 'latency_ms')::bigint) FILTER (WHERE e.kind = 'MessageAdded'))::bigint, count(e.meta ->> 'latency_ms')
+  FROM (SELECT run_no, agent FROM outlast.run
+         WHERE created_at >= %(since)s AND (%(agent)s::text IS NULL OR agent = %(agent)s) ORDER BY created_at DESC LIMIT %(scan)s) r
+  JOIN outlast.entry e ON e.run_no = r.run_no
+ WHERE e.kind = 'ModelCallLost'
+    OR (e.kind = 'MessageAdded' AND e.meta -> 'stop_reason' IS NOT NULL AND e.meta ->> 'imported' IS NULL)
+ GROUP BY 1 ORDER BY 1
+
+-- open_gates --  by kind: how many, up to `most`, and the oldest one's instant
+SELECT k.kind,
+       (SELECT count(*) FROM (SELECT 1 FROM outlast.gate g WHERE g.outcome IS NULL AND g.kind = k.kind LIMIT %(most)s) x),
+       (SELECT g.created_at FROM outlast.gate g WHERE g.outcome IS NULL AND g.kind = k.kind ORDER BY g.created_at LIMIT 1)
+  FROM unnest(%(kinds)s::text[]) k(kind)
+
+-- count_stuck --
+SELECT count(*) FROM (SELECT DISTINCT run_id FROM outlast.stuck LIMIT %(most)s) x
 
 -- step_times --  of the newest `scan` runs: (tool or NULL: the model, ms)
 SELECT CASE e.kind WHEN 'CallFinished' THEN

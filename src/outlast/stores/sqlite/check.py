@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+import shutil
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
 import apsw
 
-from outlast.core.gate import GateRow, projection
-from outlast.core.run import MessageAdded, Run, ms
-from outlast.errors import InvariantViolated
-from outlast.stores.base import ENDED, chain, genesis
+from outlast.stores import audit
+from outlast.stores.audit import Finding
 from outlast.stores.sqlite import rows
 from outlast.stores.sqlite.connections import Connections
 from outlast.stores.sqlite.rows import Q, ask
 
-Finding = tuple[str, str, str]  # where, what, remedy
 RESTORE = "restore a backup, keeping this file and its -wal"
 NETWORK = frozenset("9p afs beegfs ceph cifs fuse.sshfs fuse.glusterfs glusterfs lustre nfs nfs4 smb2 smb3 smbfs".split())
 FIXED = (3, 51, 3)  # earlier versions can lose committed pages when two connections write and checkpoint at once
+LEAST_FREE = 64 * 1024 * 1024  # bytes of the disk
 BIG_WAL = 256 * 1024 * 1024  # bytes: something keeps it from being checkpointed
 
 
@@ -65,78 +65,39 @@ def _runs(db: apsw.Connection) -> Iterator[Finding]:
 
 
 def _run(db: apsw.Connection, run_no: int, run_id: str, head: tuple[int, int, str, int, int, int]) -> Iterator[Finding]:
-    where = f"run {run_id}"
-    everything = {"run_no": run_no, "since": 0, "after": 0, "limit": -1}
-    journal = [rows.journal(row) for row in ask(db, Q["journal"], everything)]
-    digest, seq, fence = genesis(run_id), 0, 0
-    for n, row in enumerate(journal, 1):
-        seq += row.kind == MessageAdded.__name__
-        if (row.entry_no, row.seq) != (n, seq):
-            yield where, f"entry {n} (checkpoint {seq}) is missing: found entry {row.entry_no} (checkpoint {row.seq})", RESTORE
-            return
-        digest = chain(
-            digest, entry_no=n, seq=seq, kind=row.kind, at_ms=ms(row.at), by=row.by, entry_id=row.entry_id, fence=row.fence,
-            status=row.status, meta=row.meta, body=row.body)  # fmt: skip
-        if digest != row.digest:
-            yield where, f"entry {n} ({row.kind}) was changed after it was written: its digest does not fit", RESTORE
-            return
-        if row.fence and row.fence < fence:
-            yield where, f"entry {n} was written under fence {row.fence} after one under {fence}", "tell the authors of outlast"
-        fence = max(fence, row.fence)
-    entries, last_seq, status, *counted = head
-    if (entries, last_seq) != (len(journal), seq):
-        yield where, f"its head says {entries} entries and checkpoint {last_seq}, its journal holds {len(journal)} and {seq}", RESTORE
-        return
-    try:
-        run, gates = projection(Run(run_id), rows.entries(ask(db, Q["load"], everything), run_id))
-    except InvariantViolated as e:
-        yield where, str(e), RESTORE
-        return
-    folded = [run.model_calls, run.input_tokens, run.output_tokens]
-    if counted[0] not in (run.model_calls, run.model_calls + run.lost_calls) or counted[1:] != folded[1:]:
-        what = f"its head counts {counted} (model calls, tokens in, tokens out), its journal {folded}"
-        yield where, what, "the next step of the run mends it"
-    ended = run.ended.status if run.ended else None
-    if (status in ENDED or ended is not None) and status != ended:
-        yield where, f"its head says {status}, its journal {ended or 'that it goes on'}", "the next step of the run mends it"
-    yield from _gates(db, run_no, where, gates)
-
-
-def _gates(db: apsw.Connection, run_no: int, where: str, expected: list[GateRow]) -> Iterator[Finding]:
-    table = {gate.gate_id: gate for gate, _ in map(rows.gate, ask(db, Q["gates"], {"run_no": run_no}))}
-    wanted = {g.gate_id: g for g in expected}
-    for gate_id in table.keys() | wanted.keys():
-        have, want = table.get(gate_id), wanted.get(gate_id)
-        if have != want:
-            yield where, f"gate {gate_id} {_differing(have, want)}", "the journal is what counts: tell the authors of outlast"
-
-
-def _differing(have: GateRow | None, want: GateRow | None) -> str:
-    if have is None:
-        return "is missing from the table"
-    if want is None:
-        return "is not in its journal"
-    names = [name for name in GateRow.__slots__ if getattr(have, name) != getattr(want, name)]
-    return "differs from its journal: " + ", ".join(f"{name} is {getattr(have, name)!r}, not {getattr(want, name)!r}" for name in names)
+    journal = [rows.journal(row) for row in ask(db, Q["journal"], {"run_no": run_no, "since": 0, "after": 0, "limit": -1})]
+    gates = [gate for gate, _ in map(rows.gate, ask(db, Q["gates"], {"run_no": run_no}))]
+    yield from audit.run(run_id, audit.CheckedHead(*head), journal, gates, RESTORE)
 
 
 # ---- where the file lies -------------------------------------------------------------------------------------------------------
 
 
 def _file(path: str, mounts: Path) -> Iterator[Finding]:
-    file, wal = Path(path), Path(f"{path}-wal")
-    if (mode := file.stat().st_mode & 0o777) & 0o077:
-        yield path, f"others may read it (mode {mode:04o})", f"chmod 600 {path}*"
+    file, wal, shm, journal = Path(path), *(Path(f"{path}-{end}") for end in ("wal", "shm", "journal"))
+    for each in (file, wal, shm):
+        if each.exists() and (mode := each.stat().st_mode & 0o777) & 0o077:
+            yield str(each), f"others may read it (mode {mode:04o})", f"chmod 600 {path}*"
+    folder = file.resolve().parent
+    if (mode := folder.stat().st_mode) & 0o002 and not mode & stat.S_ISVTX:
+        yield str(folder), "anybody may put other files in the place of the store's", f"chmod o-w {folder}"
     if kind := _network(file.resolve(), mounts):
         yield path, f"lies on a network file system ({kind}): its locks and WAL need one machine", "put it on a local disk, or use Postgres"
+    disk, size = shutil.disk_usage(folder), file.stat().st_size
+    if disk.free < max(LEAST_FREE, size // 10):
+        what = f"{disk.free // 2**20} MiB are free on its disk, and it takes {size // 2**20} MiB: full, no run goes on"
+        yield path, what, "free some space: outlast store prune --older-than 90d, or a larger disk"
     if wal.exists() and wal.stat().st_size > BIG_WAL:
         yield str(wal), f"{wal.stat().st_size // 2**20} MiB not yet in the file: a reader has been open for long", "end that reader"
     if _wal_gone(wal):
         what = "was deleted while this process had it open: commits since then are nowhere else"
         yield str(wal), what, "stop every process, keep a copy of all, and look at the last runs"
-    shadow = [p for p in (wal, Path(f"{path}-shm")) if p.is_symlink()]
-    for link in shadow:
-        yield str(link), "is a symbolic link", "remove it while no process has the file open"
+    if journal.exists() and journal.stat().st_size:
+        what = "is left over from another journal mode: opened in that mode, SQLite would put its old pages back into the file"
+        yield str(journal), what, "stop every process, keep a copy of all, and move it away"
+    for link in (wal, shm):
+        if link.is_symlink():
+            yield str(link), "is a symbolic link", "remove it while no process has the file open"
 
 
 def _wal_gone(wal: Path) -> bool:

@@ -302,6 +302,83 @@ SELECT DISTINCT target FROM notice WHERE run_no = :run_no AND gate_id = :gate_id
 -- check_heads --
 SELECT run_no, run_id, entries, seq, status, model_calls, input_tokens, output_tokens FROM run ORDER BY run_no
 
+-- ---- looking after it -------------------------------------------------------------------------------------------------------
+
+-- format --
+SELECT format FROM run WHERE run_no = :run_no
+
+-- gates_as_written --
+SELECT {gate_columns} FROM gate g WHERE g.run_no = :run_no ORDER BY g.rowid
+
+-- notices --
+SELECT notice_id, target, gate_id, kind, text, tries, next_try_at, sent_at, error, created_at FROM notice WHERE run_no = :run_no ORDER BY rowid
+
+-- carried_run --
+SELECT run_no FROM run WHERE run_id = :run_id AND driver LIKE :carried || '%'
+
+-- put_run --
+INSERT INTO run (run_id, agent, agent_version, status, reason, entries, seq, model_calls, input_tokens, output_tokens, cache_read_tokens,
+                 cache_write_tokens, cost_usd, wake_at, driver, needs, fence, attempts, tags, started_by, parent_run_id, parent_call_id,
+                 input_digest, format, created_at, updated_at)
+VALUES (:run_id, :agent, :agent_version, :status, :reason, :entries, :seq, :model_calls, :input_tokens, :output_tokens, :cache_read_tokens,
+        :cache_write_tokens, :cost_usd, :wake_at, :driver, :needs, :fence, :attempts, :tags, :started_by, :parent_run_id, :parent_call_id,
+        :input_digest, :format, :created_at, :updated_at)
+ON CONFLICT (run_id) DO NOTHING RETURNING run_no
+
+-- put_told --
+UPDATE gate SET notified_at = :at WHERE run_no = :run_no AND gate_id = :gate_id
+
+-- put_notice --
+INSERT INTO notice (run_no, notice_id, target, gate_id, kind, text, tries, next_try_at, sent_at, error, created_at)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+
+-- let_go --
+UPDATE run SET driver = substr(driver, length(:carried) + 1) WHERE driver LIKE :carried || '%' RETURNING run_no
+
+-- old_where --  a run whose parent goes on stays: the parent's pages link to it
+(r.status = 'done' OR r.status = 'failed' OR r.status = 'cancelled') AND r.updated_at < :before AND r.lease_owner IS NULL
+   AND r.status NOT IN (SELECT value FROM json_each(:keep))
+   AND NOT EXISTS (SELECT 1 FROM run p WHERE p.run_id = r.parent_run_id AND p.status <> 'done' AND p.status <> 'failed' AND p.status <> 'cancelled')
+
+-- old_count --
+SELECT count(*), coalesce(sum(r.entries), 0) FROM run r INDEXED BY run_ended WHERE {old_where}
+
+-- old --
+SELECT r.run_no FROM run r INDEXED BY run_ended WHERE {old_where} ORDER BY r.updated_at LIMIT :limit
+
+-- remove_entry --
+DELETE FROM entry WHERE run_no = :run_no
+
+-- remove_gate --
+DELETE FROM gate WHERE run_no = :run_no
+
+-- remove_notice --
+DELETE FROM notice WHERE run_no = :run_no
+
+-- remove_run --
+DELETE FROM run WHERE run_no = :run_no
+
+-- children_of --  a child's id is its parent's, a colon and the call's
+SELECT run_id FROM run WHERE run_id > :from AND run_id < :to AND parent_run_id = :run_id
+
+-- payloads --
+SELECT seq, entry_no, body, meta FROM entry WHERE run_no = :run_no
+
+-- wipe_entry --
+UPDATE entry SET body = :body, meta = :meta WHERE run_no = :run_no AND seq = :seq AND entry_no = :entry_no
+
+-- wipe_gates --
+UPDATE gate SET args = '{}', text = '', note = NULL, edited_args = NULL WHERE run_no = :run_no
+
+-- wipe_notices --
+UPDATE notice SET text = '', error = NULL, next_try_at = NULL WHERE run_no = :run_no
+
+-- wipe_run --
+UPDATE run SET reason = 'erased', tags = '{}', needs = NULL, wake_at = NULL WHERE run_no = :run_no
+
+-- backup_fences --  in a copy: its leases are over, and no lease of the time after it counts
+UPDATE run SET fence = fence + :fences, nonce = NULL, lease_until = CASE WHEN lease_owner IS NOT NULL THEN 0 END
+
 -- ---- pages of people --------------------------------------------------------------------------------------------------------
 
 -- page_where --
@@ -400,12 +477,39 @@ SELECT updated_at / 3600000, status, count(*) FROM run INDEXED BY run_ended
  WHERE (status = 'done' OR status = 'failed' OR status = 'cancelled') AND updated_at >= :since AND (:agent IS NULL OR agent = :agent)
  GROUP BY 1, 2 ORDER BY 1
 
--- spent_per_day --  of the newest :scan runs
+-- spent_per_day --  of the newest :scan runs; what a sub-agent's run spent is in its parent's sum already
 SELECT (created_at + :offset) / 86400000, agent, count(*), sum(input_tokens), sum(output_tokens), sum(CAST(cost_usd AS REAL)),
        sum(cost_usd IS NULL)
   FROM (SELECT created_at, agent, input_tokens, output_tokens, cost_usd FROM run INDEXED BY run_created
-         WHERE created_at >= :since AND (:agent IS NULL OR agent = :agent) ORDER BY created_at DESC LIMIT :scan)
+         WHERE created_at >= :since AND CASE WHEN :agent IS NULL THEN parent_run_id IS NULL ELSE agent = :agent END ORDER BY created_at DESC LIMIT :scan)
  GROUP BY 1, 2 ORDER BY 1, 2
+
+-- costs --  of the newest :scan runs, by :per; money in units of 1e-10 USD, so that adding is exact
+SELECT CASE :per WHEN 'agent' THEN r.agent WHEN 'day' THEN strftime('%Y-%m-%d', e.at / 1000.0, 'unixepoch') WHEN 'model' THEN e.meta ->> '$.model'
+                 ELSE (SELECT json_group_array(u.value ->> '$.name') FROM json_each(e.body, '$.content') u
+                        WHERE CASE WHEN u.type = 'object' THEN u.value ->> '$.type' = 'tool_use' END) END,
+       sum(e.kind = 'MessageAdded'), sum(e.kind = 'ModelCallLost'),
+       sum(coalesce(e.meta ->> '$.usage.input_tokens', 0)), sum(coalesce(e.meta ->> '$.usage.output_tokens', 0)),
+       sum(coalesce(e.meta ->> '$.usage.cache_read_input_tokens', 0)), sum(coalesce(e.meta ->> '$.usage.cache_creation_input_tokens', 0)),
+       sum(CAST(round(CAST(e.meta ->> '$.cost_usd' AS REAL) * 1e10) AS INTEGER)),
+       sum(e.kind = 'MessageAdded' AND e.meta ->> '$.cost_usd' IS NULL),
+       sum(CAST(round(CAST(e.body ->> '$.cost_usd' AS REAL) * 1e10) AS INTEGER)) FILTER (WHERE e.kind = 'ModelCallLost'),
+       sum(e.meta ->> '$.latency_ms') FILTER (WHERE e.kind = 'MessageAdded'), count(e.meta ->> '$.latency_ms')
+  FROM (SELECT run_no, agent FROM run INDEXED BY run_created
+         WHERE created_at >= :since AND (:agent IS NULL OR agent = :agent) ORDER BY created_at DESC LIMIT :scan) r
+  JOIN entry e ON e.run_no = r.run_no
+ WHERE e.kind = 'ModelCallLost'
+    OR (e.kind = 'MessageAdded' AND json_type(e.meta, '$.stop_reason') IS NOT NULL AND e.meta ->> '$.imported' IS NULL)
+ GROUP BY 1 ORDER BY 1
+
+-- open_gates --  by kind: how many, up to :most, and the oldest one's instant
+SELECT k.value,
+       (SELECT count(*) FROM (SELECT 1 FROM gate INDEXED BY gate_open WHERE outcome IS NULL AND kind = k.value LIMIT :most)),
+       (SELECT created_at FROM gate INDEXED BY gate_open WHERE outcome IS NULL AND kind = k.value ORDER BY created_at LIMIT 1)
+  FROM json_each(:kinds) k
+
+-- count_stuck --
+SELECT count(*) FROM (SELECT DISTINCT run_id FROM stuck LIMIT :most)
 
 -- step_times --  of the newest :scan runs: (tool or NULL: the model, ms)
 SELECT CASE e.kind WHEN 'CallFinished' THEN

@@ -12,9 +12,10 @@ import apsw
 from outlast.core import codec
 from outlast.core.gate import GateRow
 from outlast.core.run import EPOCH, Entry, MessageAdded, NewerFormat, from_row, headed, instant, ms, to_row
-from outlast.errors import InvariantViolated, SchemaTooNew
+from outlast.errors import InvariantViolated, Refused, SchemaTooNew
 from outlast.stores import sql
-from outlast.stores.base import Head, JournalRow, Place, Unfinished, chain, genesis
+from outlast.stores.base import Head, JournalRow, Place, Unfinished, chain, genesis, is_blank
+from outlast.stores.care import CARRIED, KeptNotice, Whole
 
 Q = sql.queries("outlast.stores.sqlite")
 HEAD = 30  # columns of `head_columns`
@@ -72,6 +73,42 @@ def journal(row: Row) -> JournalRow:
         status=row[9], digest=row[10])  # fmt: skip
 
 
+def notice(row: Row) -> KeptNotice:
+    return KeptNotice(
+        notice_id=row[0], target=row[1], gate_id=row[2], kind=row[3], text=row[4], tries=row[5], next_try_at=maybe_instant(row[6]),
+        sent_at=maybe_instant(row[7]), error=row[8], created_at=instant(row[9]))  # fmt: skip
+
+
+def head_values(whole: Whole, *, carried: bool) -> dict[str, Any]:
+    """A run as it is put into a store. Its lease stays behind, and counts as one that nobody released."""
+    h = whole.head
+    return {
+        "run_id": h.run_id, "agent": h.agent, "agent_version": h.agent_version, "status": h.status, "reason": h.reason, "entries": h.entries,
+        "seq": h.seq, "model_calls": h.model_calls, "input_tokens": h.input_tokens, "output_tokens": h.output_tokens,
+        "cache_read_tokens": h.cache_read_tokens, "cache_write_tokens": h.cache_write_tokens, "cost_usd": h.cost_usd,
+        "wake_at": maybe_ms(h.wake_at), "driver": CARRIED + h.driver if carried else h.driver, "needs": h.needs, "fence": h.fence + 1,
+        "attempts": h.attempts + (h.lease_owner is not None), "tags": json.dumps(dict(h.tags), ensure_ascii=False), "started_by": h.started_by,
+        "parent_run_id": h.parent_run_id, "parent_call_id": h.parent_call_id, "input_digest": h.input_digest, "format": whole.format,
+        "created_at": ms(h.created_at), "updated_at": ms(h.updated_at)}  # fmt: skip
+
+
+def journal_values(whole: Whole) -> list[Row]:
+    """Rows of `add_entry`, all but the run's number, as they were."""
+    return [
+        (x.entry_no, x.seq, x.kind, ms(x.at), x.fence, x.by, x.entry_id, x.status, x.digest, x.meta, x.body) for x in whole.journal]  # fmt: skip
+
+
+def all_gate_values(whole: Whole) -> list[tuple[Row, int | None]]:
+    """Each with the instant at which somebody was first told."""
+    return [(gate_values(0, row)[1:], maybe_ms(told)) for row, told in whole.gates]
+
+
+def notice_values(whole: Whole) -> list[Row]:
+    return [
+        (n.notice_id, n.target, n.gate_id, n.kind, n.text, n.tries, maybe_ms(n.next_try_at), maybe_ms(n.sent_at), n.error, ms(n.created_at))
+        for n in whole.notices]  # fmt: skip
+
+
 def unfinished(heads: Sequence[Head], ran_by: Iterable[Row], tails: Iterable[Row]) -> list[Unfinished]:
     """Rows of `ran_by` and `tails` begin with the run's number."""
     versions = {row[0]: journal(row[1:]) for row in ran_by}
@@ -91,6 +128,9 @@ def readable(read: Callable[[], list[Row]], run: str) -> list[Row]:
 
 def entry(row: Row, run: str) -> Entry:
     """An entry of a `load` row. A row that cannot be read stops its own run, and no other."""
+    if is_blank(row[3]):
+        what = f"run {run} was erased: what is left is that it existed, when and how it went"
+        raise Refused(what, hint=f"outlast show {run} --journal", run_id=run)
     try:
         return from_row(row[2], row[3], row[4], by=row[6], entry_id=row[7], at=instant(row[5]))
     except NewerFormat as e:

@@ -51,8 +51,8 @@ from outlast.stores.base import (
     Unfinished,
 )
 from outlast.stores.sqlite import check, opening, rows
+from outlast.stores.sqlite.care import Care
 from outlast.stores.sqlite.connections import Connections
-from outlast.stores.sqlite.pages import Pages
 from outlast.stores.sqlite.rows import Q, ask
 
 _END_OF_TIME = 2**62  # ms; after every instant
@@ -66,7 +66,7 @@ def boot_ms() -> int:
     return time.clock_gettime_ns(clock) // 1_000_000
 
 
-class SQLiteStore(Pages):
+class SQLiteStore(Care):
     """Runs in one SQLite file (`:memory:` for one process only).
 
     Args:
@@ -87,6 +87,7 @@ class SQLiteStore(Pages):
         raw = os.fspath(path)
         self.path = raw if raw == opening.MEMORY else os.path.abspath(raw)  # noqa: PTH100 - keeps symlinks, does no I/O beyond the cwd
         self.url = f"sqlite:///{self.path}"
+        self._busy_s = busy_s
         self._clock = clock
         self._boot_clock = boot_clock or boot_ms
         self._boot = boot
