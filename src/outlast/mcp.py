@@ -84,7 +84,9 @@ class MCPServer:
         listed = await connection.listed()
         there = {tool.name for tool in listed}
         if missing := sorted({*(self.only or ()), *self.effects, *self.gates} - there):
-            raise UsageError(f"the MCP server {self.shown} has no tool {', '.join(missing)}", hint=f"it has {', '.join(sorted(there)) or 'none'}")
+            raise UsageError(
+                f"the MCP server {self.shown} has no tool {', '.join(missing)}", hint=f"it has {', '.join(sorted(there)) or 'none'}"
+            )
         return [self._tool(connection, tool) for tool in listed if self.only is None or tool.name in self.only]
 
     def _tool(self, connection: _Connection, listed: Any) -> ServerTool:
@@ -124,7 +126,7 @@ class ServerTool(Tool[..., Any]):
         return dict(args)
 
     def problem(self, args: Mapping[str, Any]) -> str | None:
-        import jsonschema
+        import jsonschema  # type: ignore[import-untyped]  # the SDK brings it, without types
 
         try:
             found = list(jsonschema.validators.validator_for(self.input_schema)(self.input_schema).iter_errors(dict(args)))
@@ -166,17 +168,21 @@ class _Connection:
             async def keep() -> None:
                 try:
                     async with Client(self.server.target) as client:
-                        ready.done() or ready.set_result(client)
+                        if not ready.done():
+                            ready.set_result(client)
                         await stop.wait()
                 except Exception as e:  # noqa: BLE001 - whatever a transport raises
-                    ready.done() or ready.set_exception(e)
+                    if not ready.done():
+                        ready.set_exception(e)
 
             self.task = asyncio.ensure_future(keep())
             try:
                 self.client = await asyncio.wait_for(ready, CONNECT_S)
             except Exception as e:
                 await self.leave()
-                raise UsageError(f"the MCP server {self.server.shown} cannot be reached: {_why(e)}", hint="start it, or mend MCPServer(...)") from e
+                raise UsageError(
+                    f"the MCP server {self.server.shown} cannot be reached: {_why(e)}", hint="start it, or mend MCPServer(...)"
+                ) from e
             return self.client
 
     async def leave(self) -> None:

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from engines.scene import World, app_of
-from support.waiting import until
 
+from engines.scene import World, app_of
 from outlast import Outlast
 from outlast.engines.base import http
 from outlast.errors import StoreError
+from support.waiting import until
 
 ROOT = Path(__file__).parents[2]
 RESTATE = ROOT / "tests/js/node_modules/@restatedev/restate-server-linux-x64/bin/restate-server"
@@ -76,7 +76,9 @@ class Driver:
 
     def spawn(self, *command: str | Path, log: str, **env: str) -> subprocess.Popen[bytes]:
         with (self.folder / log).open("ab") as out:
-            return subprocess.Popen([str(x) for x in command], stdout=out, stderr=out, env={**os.environ, **env}, cwd=self.folder, start_new_session=True)
+            return subprocess.Popen(
+                [str(x) for x in command], stdout=out, stderr=out, env={**os.environ, **env}, cwd=self.folder, start_new_session=True
+            )
 
     def worker(self) -> subprocess.Popen[bytes]:
         """The newest worker that lives, else a new one."""
@@ -121,7 +123,9 @@ class Driver:
         try:
             until(self.app, lambda: self.app.head(run_id).status in statuses)
         except AssertionError:
-            raise AssertionError(f"{self.name}: {run_id} is {self.app.head(run_id).status}, not {' or '.join(statuses)}\n{self.logs()}") from None
+            raise AssertionError(
+                f"{self.name}: {run_id} is {self.app.head(run_id).status}, not {' or '.join(statuses)}\n{self.logs()}"
+            ) from None
 
     def died(self, worker: subprocess.Popen[bytes]) -> None:
         worker.wait(UP_S)
@@ -183,7 +187,9 @@ class InngestStandIn(Driver):
     def up(self) -> None:
         if not hasattr(self, "ports"):
             self.ports = [free_port() for _ in range(2)]
-        self.server = self.spawn(sys.executable, Path(__file__).parent / "inngest_standin.py", str(self.ports[0]), self.folder / "events", log="server.log")
+        self.server = self.spawn(
+            sys.executable, Path(__file__).parent / "inngest_standin.py", str(self.ports[0]), self.folder / "events", log="server.log"
+        )
         answers(self.ports[0], self.server, "the stand-in")
 
     @property

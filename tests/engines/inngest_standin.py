@@ -89,9 +89,9 @@ class Standin:
             "ctx": {"attempt": 0, "disable_immediate_execution": False, "run_id": id, "fn_id": "outlast-run", "step_id": "step",
                     "stack": {"stack": stack, "current": len(stack)}},
             "event": event, "events": [event], "steps": dict(memos), "use_api": False}  # fmt: skip
-        request = urllib.request.Request(f"{self.app}&stepId=step", json.dumps(body).encode(), {"content-type": "application/json"})
+        request = urllib.request.Request(f"{self.app}&stepId=step", json.dumps(body).encode(), {"content-type": "application/json"})  # noqa: S310 - our own worker
         try:
-            with urllib.request.urlopen(request, timeout=600) as answer:
+            with urllib.request.urlopen(request, timeout=600) as answer:  # noqa: S310 - the same
                 ops, status = json.load(answer), answer.status
         except (OSError, ValueError) as e:
             print("again:", e, e.read()[:500] if isinstance(e, urllib.error.HTTPError) else "", flush=True)

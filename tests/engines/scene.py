@@ -14,12 +14,11 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from support.world import Ledger, use
-
 from outlast import Agent, Outlast, ToolContext, approval, tool
 from outlast.errors import ModelError
 from outlast.models import ModelRequest, ScriptedModel
 from outlast.runtime import crashpoints
+from support.world import Ledger, use
 
 LIMIT_S = 60.0  # a held tool gives up: the test has failed by then
 

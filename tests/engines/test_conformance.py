@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+
 from engines.drivers import KINDS, Driver, driver
+from outlast.core import codec
 from support.postgres import Server
 from support.waiting import until
-
-from outlast.core import codec
 
 LONG = os.environ.get("OUTLAST_TESTS") == "long"
 INSTANT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d)")
@@ -316,4 +316,6 @@ def test_same_as_ours(engine: str, name: str, drivers: Callable[[str], Driver], 
     expected = ours(name)
     d = drivers(engine)
     SCENARIOS[name](d, run_of(name))
-    assert compared(told(d, run_of(name)), name) == compared(expected, name), json.dumps(d.app.engine and dict(d.app.engine.describe(run_of(name))))
+    assert compared(told(d, run_of(name)), name) == compared(expected, name), json.dumps(
+        d.app.engine and dict(d.app.engine.describe(run_of(name)))
+    )

@@ -39,8 +39,10 @@ def worker(
     concurrency: Annotated[int | None, typer.Option("--concurrency", metavar="N", help="runs at once; default 10")] = None,
     agent: Annotated[list[str] | None, typer.Option("--agent", metavar="A", help="only runs of this agent; may be repeated")] = None,
     grace: Annotated[str | None, typer.Option("--grace", metavar="DURATION", help="for running steps at the end; default 25s")] = None,
-    health_port: Annotated[int | None, typer.Option("--health-port", metavar="N", help="serve /livez and /readyz there")] = None,
-    engine: Annotated[str | None, typer.Option("--engine", metavar="URL", help="take the steps for an engine; default: OUTLAST_ENGINE, built-in")] = None,
+    health_port: Annotated[int | None, typer.Option("--health-port", metavar="N", help="serve /livez, /readyz and /metrics there")] = None,
+    engine: Annotated[
+        str | None, typer.Option("--engine", metavar="URL", help="take the steps for an engine; default: OUTLAST_ENGINE, built-in")
+    ] = None,
     until_idle: Annotated[bool, typer.Option("--until-idle", help="end when every unfinished run waits")] = False,
 ) -> int:
     """Drive runs. The first SIGTERM or Ctrl-C lets running steps end (exit code 0), the second stops at once."""

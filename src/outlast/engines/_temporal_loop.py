@@ -43,7 +43,7 @@ class OutlastRun:
                 await self.sleep(taken, seen)
             if workflow.info().is_continue_as_new_suggested() or n >= MANY:
                 break
-        workflow.continue_as_new(args=[run_id, name])
+        return workflow.continue_as_new(args=[run_id, name])
 
     async def sleep(self, taken: dict[str, Any], seen: int) -> None:
         """Until it is woken, or until the absolute instant, by the engine's clock."""

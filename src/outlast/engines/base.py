@@ -179,23 +179,29 @@ async def serving(asgi: Any, listen: str, registered: Callable[[], None]) -> Asy
     config = hypercorn.config.Config()
     config.bind, config.graceful_timeout = [listen], 1.0
     config.errorlog, config.accesslog = None, None
-    stop, here = threading.Event(), asyncio.get_running_loop()
+    here, their = asyncio.get_running_loop(), asyncio.new_event_loop()
+    stop = asyncio.Event()  # of their loop
     ended: asyncio.Future[None] = here.create_future()
-
-    async def stopped() -> None:
-        while not stop.is_set():
-            await asyncio.sleep(0.05)
 
     def run() -> None:
         failed: BaseException | None = None
         try:
-            asyncio.run(hypercorn.asyncio.serve(asgi, config, shutdown_trigger=stopped))
+            with asyncio.Runner(loop_factory=lambda: their) as runner:
+                runner.run(hypercorn.asyncio.serve(asgi, config, shutdown_trigger=stop.wait))
         except OSError as e:
             failed = UsageError(f"nothing can be served at {listen}: {e.strerror or e}", hint="listen= in --engine")
         except Exception as e:  # noqa: BLE001 - whatever ends the thread ends the worker, with its reason
             failed = e
         with contextlib.suppress(RuntimeError):  # the worker's loop is gone
-            here.call_soon_threadsafe(lambda: ended.done() or (ended.set_exception(failed) if failed else ended.set_result(None)))
+            here.call_soon_threadsafe(settle, failed)
+
+    def settle(failed: BaseException | None) -> None:
+        if ended.done():
+            return
+        if failed is not None:
+            ended.set_exception(failed)
+        else:
+            ended.set_result(None)
 
     threading.Thread(target=run, name=f"outlast {listen}", daemon=True).start()
     registering = asyncio.ensure_future(asyncio.to_thread(registered))
@@ -206,7 +212,8 @@ async def serving(asgi: Any, listen: str, registered: Callable[[], None]) -> Asy
         await registering
         yield ended
     finally:
-        stop.set()
+        with contextlib.suppress(RuntimeError):  # it has ended already
+            their.call_soon_threadsafe(stop.set)
         await asyncio.wait({ended}, timeout=5)
         if ended.done():
             ended.exception()  # said already

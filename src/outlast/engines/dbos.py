@@ -59,11 +59,11 @@ class DBOS:
     # ---- the five verbs -------------------------------------------------------------------------------------------------------
 
     def start(self, run_id: str) -> None:
-        with _said(self):
+        with _Said(self):
             self._enqueue(run_id)
 
     def wake(self, run_id: str) -> None:
-        with _said(self):
+        with _Said(self):
             client = self._client()
             current = self._current(run_id)
             if current is None or current[1] not in _OPEN:
@@ -75,25 +75,25 @@ class DBOS:
         self.wake(run_id)  # the next step finds the run cancelled, and the workflow ends
 
     def describe(self, run_id: str) -> Mapping[str, Any]:
-        with _said(self):
+        with _Said(self):
             id, state = self._current(run_id) or (run_id, "unknown")
             return {"engine": self.driver, "id": id, "state": state, "url": None}
 
     async def worker(self, app: Outlast) -> None:
         try:
-            from dbos import DBOS as Library
+            import dbos
         except ModuleNotFoundError:
             raise missing_sdk("DBOS", "dbos") from None
         async with app.connected_deps() as deps:
             steps = Steps(app, deps)
-            library = await asyncio.to_thread(self._launch, Library, steps)
+            library = await asyncio.to_thread(self._launch, dbos.DBOS, steps)
             beating = asyncio.ensure_future(self._beating(library))
             try:
                 await poking(app, self.wake)
             finally:
                 beating.cancel()
                 await steps.drain(app.grace)
-                await asyncio.to_thread(Library.destroy, workflow_completion_timeout_sec=1)
+                await asyncio.to_thread(dbos.DBOS.destroy, workflow_completion_timeout_sec=1)
 
     # ---- inside ---------------------------------------------------------------------------------------------------------------
 
@@ -101,7 +101,7 @@ class DBOS:
         config = {
             "name": "outlast", "system_database_url": self.url, "dbos_system_schema": self.schema, "application_version": VERSION,
             "executor_id": owner.me(), "log_level": "WARNING", "notification_listener_polling_interval_sec": 0.2}  # fmt: skip
-        with _said(self):
+        with _Said(self):
             made = library(config=config)
             _register(library, steps)
             library.launch()
@@ -143,14 +143,18 @@ class DBOS:
                 except ModuleNotFoundError:
                     raise missing_sdk("DBOS", "dbos") from None
                 if not self.url:
-                    raise UsageError("DBOS does not know the store yet", hint="give the engine to Outlast(engine=), or DBOS('dbos:postgresql://...')")
+                    raise UsageError(
+                        "DBOS does not know the store yet", hint="give the engine to Outlast(engine=), or DBOS('dbos:postgresql://...')"
+                    )
                 self._client_made = DBOSClient(
                     system_database_url=self.url, dbos_system_schema=self.schema, application_name="outlast", retry_connection_errors=False
                 )
             return self._client_made  # type: ignore[no-any-return]  # or the user's own
 
     def _enqueue(self, workflow_id: str) -> None:
-        self._client().enqueue({"workflow_name": NAME, "queue_name": QUEUE, "workflow_id": workflow_id, "app_version": VERSION}, workflow_id)
+        self._client().enqueue(
+            {"workflow_name": NAME, "queue_name": QUEUE, "workflow_id": workflow_id, "app_version": VERSION}, workflow_id
+        )
 
     def _current(self, run_id: str) -> tuple[str, str] | None:
         """The run's newest workflow, and its state."""
@@ -168,7 +172,7 @@ def _following(workflow_id: str) -> str:
     return f"{run_id}~{int(nth or 1) + 1}"
 
 
-class _said:
+class _Said:
     """What DBOS and its database raise, as errors of ours."""
 
     def __init__(self, engine: DBOS) -> None:

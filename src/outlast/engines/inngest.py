@@ -94,7 +94,9 @@ class Inngest:
         try:
             retried(lambda: http("PUT", f"http://{self.listen}{PATH}", {}))
         except (urllib.error.HTTPError, StoreError) as e:
-            raise StoreError(f"this worker cannot register with Inngest at {self.server}: {e}", hint="start the server, or mend --engine") from e
+            raise StoreError(
+                f"this worker cannot register with Inngest at {self.server}: {e}", hint="start the server, or mend --engine"
+            ) from e
 
 
 def _function(inngest: Any, client: Any, steps: Steps) -> Any:

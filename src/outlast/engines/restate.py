@@ -51,8 +51,12 @@ class Restate:
             self._call("POST", f"{self.ingress}/{NAME}/{quote(run_id, safe='')}/go/send")
         except urllib.error.HTTPError as e:
             if e.code == 404:
-                raise StoreError(f"Restate at {self.ingress} does not know the worker yet", hint="outlast worker --engine restate://...") from e
-            raise StoreError(f"Restate at {self.ingress} says {e.code}: {_text(e)}", hint="its worker takes the run up when it is there again") from e
+                raise StoreError(
+                    f"Restate at {self.ingress} does not know the worker yet", hint="outlast worker --engine restate://..."
+                ) from e
+            raise StoreError(
+                f"Restate at {self.ingress} says {e.code}: {_text(e)}", hint="its worker takes the run up when it is there again"
+            ) from e
 
     def cancel(self, run_id: str) -> None:
         self.wake(run_id)  # a running step sees the cancellation in the store; a waiting run ends with this one
@@ -86,7 +90,9 @@ class Restate:
         try:
             retried(lambda: self._call("POST", f"{self.admin}/deployments", {"uri": self.public, "force": True}))
         except urllib.error.HTTPError as e:
-            raise UsageError(f"Restate does not reach this worker at {self.public}: {_text(e)}", hint="listen= and public= in --engine") from e
+            raise UsageError(
+                f"Restate does not reach this worker at {self.public}: {_text(e)}", hint="listen= and public= in --engine"
+            ) from e
 
 
 def _text(e: urllib.error.HTTPError) -> str:

@@ -38,7 +38,8 @@ class Temporal:
         self.address = f"{parts.hostname or '127.0.0.1'}:{parts.port or 7233}"
         self.namespace = parts.path.strip("/") or "default"
         self.queue = parse_qs(parts.query).get("task_queue", [DEFAULT_QUEUE])[0]
-        self._given, self._connected = client, None
+        self._given = client
+        self._connected: Client | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._lock = threading.Lock()
 
@@ -56,7 +57,13 @@ class Temporal:
     def describe(self, run_id: str) -> Mapping[str, Any]:
         async def ask() -> Mapping[str, Any]:
             found = await (await self._client()).get_workflow_handle(run_id).describe()
-            return {"engine": self.driver, "id": found.id, "state": str(found.status and found.status.name), "history": found.history_length, "url": None}
+            return {
+                "engine": self.driver,
+                "id": found.id,
+                "state": str(found.status and found.status.name),
+                "history": found.history_length,
+                "url": None,
+            }
 
         return self._blocking(ask())
 
@@ -105,7 +112,10 @@ class Temporal:
             try:
                 self._connected = await Client.connect(self.address, namespace=self.namespace)
             except RuntimeError as e:
-                raise StoreError(f"Temporal at {self.address} cannot be reached: {str(e).splitlines()[0][:200]}", hint="start the server, or mend --engine") from e
+                raise StoreError(
+                    f"Temporal at {self.address} cannot be reached: {str(e).splitlines()[0][:200]}",
+                    hint="start the server, or mend --engine",
+                ) from e
         return self._connected
 
     def _blocking(self, work: Coroutine[Any, Any, T]) -> T:
@@ -118,10 +128,12 @@ class Temporal:
             return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout=3 * CALL_S)
         except OutlastError:
             raise
-        except Exception as e:  # noqa: BLE001 - an RPCError of the SDK, or a time-out
+        except Exception as e:
             text = str(e).splitlines()[0][:200] if str(e) else type(e).__name__
             if "Namespace" in text and "not found" in text:
-                raise UsageError(f"Temporal has no namespace {self.namespace!r}", hint=f"temporal operator namespace create {self.namespace}") from e
+                raise UsageError(
+                    f"Temporal has no namespace {self.namespace!r}", hint=f"temporal operator namespace create {self.namespace}"
+                ) from e
             raise StoreError(f"Temporal at {self.address}: {text}", hint="its worker takes the run up when it is there again") from e
 
 

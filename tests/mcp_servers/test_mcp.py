@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 from mcp import StdioServerParameters
-from support.world import use
 
 from outlast import Agent, Outlast, approval
 from outlast.errors import UsageError
 from outlast.mcp import MCPServer
 from outlast.models import ScriptedModel
+from support.world import use
 
 SERVER = Path(__file__).parent / "server.py"
 
@@ -82,7 +82,13 @@ def app_of(theirs: Theirs, *turns: Any, **options: Any) -> tuple[Outlast, Agent[
 
 
 def results(app: Outlast, run_id: str) -> list[Any]:
-    return [b for x in app.get(run_id).messages if x["role"] == "user" and isinstance(x["content"], list) for b in x["content"] if b["type"] == "tool_result"]
+    return [
+        b
+        for x in app.get(run_id).messages
+        if x["role"] == "user" and isinstance(x["content"], list)
+        for b in x["content"]
+        if b["type"] == "tool_result"
+    ]
 
 
 def test_results_images_and_keys(theirs: Theirs) -> None:
