@@ -23,6 +23,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from decimal import Decimal
 from types import EllipsisType
+from pathlib import Path
 from typing import Any, Literal, Self, TypeVar, cast
 
 from outlast import alone, engines, settings
@@ -52,14 +53,14 @@ from outlast.models import resolve
 from outlast.openrun import OpenRun
 from outlast.prices import checked as checked_prices
 from outlast.reader import Reader
-from outlast.runtime import crashpoints, deploy, fork, notices, outside, sweeper
+from outlast.runtime import crashpoints, deploy, fork, metrics, notices, outside, sweeper
 from outlast.runtime import plan as plans
 from outlast.runtime.clock import ManualClock
 from outlast.runtime.drive import Drive, named
 from outlast.runtime.leases import Keeper
 from outlast.runtime.worker import Worker
 from outlast.runtime.writer import Writer
-from outlast.stores import audit, base, owner
+from outlast.stores import audit, base, care, moving, owner
 from outlast.tools import Tool
 
 log = logging.getLogger("outlast")
@@ -138,7 +139,7 @@ class Outlast:
         self._lease_s, self._clock = lease.total_seconds(), clock
         self._lock = threading.Lock()
         self.grace = timedelta(seconds=25)  # what running steps get when a worker is told to end
-        self._opened: tuple[int, base.Store, Keeper, ThreadPoolExecutor] | None = None
+        self._opened: tuple[int, care.CareStore, Keeper, ThreadPoolExecutor] | None = None
         self._stack: contextlib.AsyncExitStack | None = None
         self._entered_agents: Mapping[str, Agent[Any]] | None = None  # with the tools of their servers, inside of `async with app`
         self._slots: asyncio.Semaphore | None = None  # how many steps an engine's worker takes at once
@@ -549,6 +550,12 @@ class Outlast:
         self._store.head(_ref(run_id))
         return self._store.journal(run_id, after=after, limit=limit)
 
+    def metrics(self) -> str:
+        """This process's counts, and what waits in the store, as Prometheus text. Cost: two indexed reads of the store."""
+        opened = self._opened
+        held = opened[2].held() if opened is not None and opened[0] == os.getpid() else 0
+        return metrics.text({**metrics.gauges(self.reader.waiting(), self._store.now()), ("outlast_runs_held", ()): held})
+
     def keeps_leases(self) -> bool:
         """Are the leases of the runs held here being renewed? (Where none is held there is nothing to renew.)"""
         opened = self._opened
@@ -561,6 +568,49 @@ class Outlast:
     def store_heads(self) -> Iterator[tuple[str, int, str]]:
         """(run id, entries, digest of the last one) of every run: whoever keeps them elsewhere can prove that nothing was lost or changed since."""
         return self._store.ends()
+
+    def store_migrate(self) -> tuple[int, int]:
+        """Bring the schema up to date: (version before, version now). Of many at once one works, and the others find it done."""
+        return self._store.migrate()
+
+    def store_migration_sql(self) -> str:
+        """What makes the schema in an empty database, to be read or to be run by hand."""
+        return self._store.migration_sql()
+
+    def store_backup(self, file: Path) -> None:
+        """A copy of one moment in a new file, made while others work. Postgres has programs of its own for that: UsageError names the command."""
+        self._store.backup(file)
+
+    def store_export(self, run_id: str, *, move: bool = False, by: str | None = None) -> dict[str, Any]:
+        """The run as a JSON document. `move`: it ends here first (`cancelled`, `moved to a document`), so that it can go on elsewhere."""
+        return moving.export(self._store, _ref(run_id), move=move, by=_by(by))
+
+    def store_import(self, document: str, *, run_id: str | None = None) -> RunHead:
+        """Put in what `store_export` gave: a moved run under its own id, any other one only as another run."""
+        return RunHead(**head_fields(moving.read_in(self._store, document, run_id=None if run_id is None else _run_id(run_id))))
+
+    def store_copy(self, to: str | os.PathLike[str], *, by: str | None = None, each: Callable[[str], None] = lambda run_id: None) -> moving.Copied:
+        """Carry every run to another store, and end it here. Cut off anywhere, the same again goes on. No worker may run meanwhile."""
+        target = open_store(to, clock=self._clock)
+        try:
+            return moving.copy(self._store, target, by=_by(by), each=each)
+        finally:
+            target.close()
+
+    def store_old(self, older_than: timedelta, *, keep: Sequence[str] = ()) -> tuple[int, int]:
+        """(runs, entries) that `store_prune` would remove."""
+        return self._store.old(self._store.now() - older_than, keep=keep)
+
+    def store_prune(self, older_than: timedelta, *, keep: Sequence[str] = ()) -> tuple[int, str | None]:
+        """Remove finished runs whose last entry is older, but those of the statuses `keep`: how many, and what is left to do by hand."""
+        before, removed = self._store.now() - older_than, 0
+        while some := self._store.prune(before, keep=keep):
+            removed += some
+        return removed, self._store.tidy() if removed else None
+
+    def store_erase(self, run_id: str) -> tuple[list[str], str | None]:
+        """Wipe what a finished run and the runs that it started say: their ids, and what is left to do by hand. Raises Refused."""
+        return self._store.erase(_ref(run_id)), self._store.tidy(wiped=True)
 
     # ---- before a deploy, and second thoughts ---------------------------------------------------------------------------------------
 
@@ -716,7 +766,7 @@ class Outlast:
 
     # ---- inside -----------------------------------------------------------------------------------------------------------------
 
-    def _open(self) -> tuple[int, base.Store, Keeper, ThreadPoolExecutor]:
+    def _open(self) -> tuple[int, care.CareStore, Keeper, ThreadPoolExecutor]:
         opened = self._opened
         if opened is not None and opened[0] == os.getpid():
             return opened
@@ -728,7 +778,7 @@ class Outlast:
             return self._opened
 
     @property
-    def _store(self) -> base.Store:
+    def _store(self) -> care.CareStore:
         return self._open()[1]
 
     @property
@@ -825,6 +875,7 @@ class Outlast:
 
     def _drive_of(self, lease: base.Lease, agent: Agent[Any], *, deps: Any, patience_s: float) -> Drive:
         agent = self._connected.get(agent.name, agent)
+        metrics.export()
         return Drive(
             self._store, lease, agent, resolve(agent.model), writer=self._equip, deps=deps, listen=self._emit, keeper=self._keeper,
             threads=self._open()[3], patience=timedelta(seconds=patience_s), lease_s=self._lease_s, guarded=self._may_decide is not None,
@@ -1297,7 +1348,7 @@ _STATUSES: tuple[str, ...] = (
     "waiting_for_code", "done", "failed", "cancelled")  # fmt: skip
 
 
-def open_store(given: str | os.PathLike[str] | None, *, clock: ManualClock | None = None) -> base.Store:
+def open_store(given: str | os.PathLike[str] | None, *, clock: ManualClock | None = None) -> care.CareStore:
     """The store of a URL or path; nothing is read or written yet."""
     url = settings.store(given)
     if url.kind == "postgres":
@@ -1305,7 +1356,7 @@ def open_store(given: str | os.PathLike[str] | None, *, clock: ManualClock | Non
             from outlast.stores.postgres.store import PostgresStore
         except ModuleNotFoundError as e:
             raise UsageError(f"{url.shown} needs {e.name}", hint="pip install 'outlast[postgres]'") from None
-        return cast("base.Store", PostgresStore(url.url, schema=url.schema, shown=url.shown, clock=clock, point=crashpoints.point))
+        return PostgresStore(url.url, schema=url.schema, shown=url.shown, clock=clock, point=crashpoints.point)
     from outlast.stores.sqlite.store import SQLiteStore
 
     return SQLiteStore(url.path or ":memory:", clock=clock, point=crashpoints.point)

@@ -1,7 +1,7 @@
-"""`/livez` and `/readyz` of a worker, from a thread of their own: a tool that blocks the event loop must not look like a dead worker.
+"""`/livez`, `/readyz` and `/metrics` of a worker, from a thread of their own: a tool that blocks the event loop must not look like a dead worker.
 
 `/livez` is 200 while leases are kept: whoever restarts workers asks it. `/readyz` is 200 while the store answers, its schema fits, and the
-worker was not asked to end.
+worker was not asked to end. `/metrics` is Prometheus text: what this worker did, and what waits in its store.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from outlast.cli import render
 from outlast.errors import OutlastError, UsageError
+from outlast.runtime.metrics import TEXT_FORMAT
 
 if TYPE_CHECKING:
     from outlast import Outlast
@@ -27,9 +28,10 @@ async def serving(app: Outlast, port: int, *, ending: Callable[[], bool]) -> Asy
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             status, text = answer(app, self.path.partition("?")[0], ending=ending())
-            body = render.line(text).encode("utf-8", "backslashreplace") + b"\n"
+            plain = self.path.partition("?")[0] != "/metrics" or status != 200
+            body = (render.line(text) + "\n" if plain else text).encode("utf-8", "backslashreplace")
             self.send_response(status)
-            self.send_header("Content-Type", "text/plain; charset=utf-8")
+            self.send_header("Content-Type", "text/plain; charset=utf-8" if plain else TEXT_FORMAT)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
@@ -67,5 +69,10 @@ def answer(app: Outlast, path: str, *, ending: bool) -> tuple[int, str]:
             except OutlastError as e:
                 return 503, str(e)
             return 200, "ok"
+        case "/metrics":
+            try:
+                return 200, app.metrics()
+            except OutlastError as e:
+                return 503, str(e)
         case _:
-            return 404, "there are /livez and /readyz"
+            return 404, "there are /livez, /readyz and /metrics"

@@ -59,6 +59,10 @@ class Keeper:
         with self._lock:
             self._held.pop(run_id, None)
 
+    def held(self) -> int:
+        """How many runs are kept here."""
+        return len(self._held)
+
     def alive(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
 

@@ -9,8 +9,13 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
-from typing import Any
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
 
+if TYPE_CHECKING:
+    from outlast.stores.pages import Waiting
+
+TEXT_FORMAT = "text/plain; version=0.0.4; charset=utf-8"  # what `text` gives, as a content type
 Labels = tuple[tuple[str, str], ...]
 
 # name -> (type, what it counts, the OpenTelemetry unit)
@@ -71,6 +76,17 @@ def reset() -> None:
         _counts.clear()
         _appends[:] = [0] * len(_appends)
         _seconds, _steps = 0.0, 0
+
+
+def gauges(waiting: Waiting, now: datetime) -> dict[tuple[str, Labels], float]:
+    """What a store says of itself, as gauges. Calls in doubt are those that wait for a person's word."""
+    out: dict[tuple[str, Labels], float] = {("outlast_runs_stuck", ()): waiting.stuck}
+    for kind, n, oldest in waiting.open:
+        out["outlast_gates_waiting", (("kind", kind),)] = n
+        out["outlast_gates_waiting_oldest_seconds", (("kind", kind),)] = max((now - oldest).total_seconds(), 0) if oldest else 0
+        if kind == "verification":
+            out["outlast_calls_in_doubt", ()] = n
+    return out
 
 
 def text(gauges: Mapping[tuple[str, Labels], float]) -> str:

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Protocol
+from decimal import Decimal
+from typing import Any, Protocol
 
 from outlast.core.gate import GateRow
 from outlast.stores.base import Head, JournalRow, Store
@@ -62,6 +63,46 @@ class Statistics:
     steps: Sequence[tuple[str | None, int]]  # (tool, or None: the model; ms)
 
 
+PER = ("agent", "day", "model", "tool")
+GATE_KINDS = ("approval", "verification", "budget", "event", "run")
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Answers that have `key` in common. Of `per="tool"` the key is a JSON list: the tools that the answer asked for."""
+
+    key: str | None
+    calls: int
+    lost: int  # model calls that may have been paid for; not in the sums beside it
+    input_tokens: int
+    output_tokens: int
+    cache_read_tokens: int
+    cache_write_tokens: int
+    cost_usd: Decimal | None  # of the answers whose price is known; None: of none
+    unpriced: int  # answers whose price is unknown
+    lost_usd: Decimal | None  # what the lost ones cost if they were paid for
+    ms: int  # that they took together
+    timed: int  # how many of them are in `ms`
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """`open` and `stuck`: `MOST + 1` stands for more than that."""
+
+    open: Sequence[tuple[str, int, datetime | None]]  # (kind of gate, how many, the oldest one)
+    stuck: int
+
+
+def cost(row: Sequence[Any]) -> Cost:
+    """A row of the query `costs`."""
+    key, calls, lost, tokens_in, out, read, write, paid, unpriced, lost_paid, ms, timed = row
+    return Cost(key, calls, lost, tokens_in, out, read, write, _usd(paid), unpriced, _usd(lost_paid), ms or 0, timed)
+
+
+def _usd(units: int | None) -> Decimal | None:
+    return Decimal(units).scaleb(-10).normalize() if units is not None else None
+
+
 class PageStore(Store, Protocol):
     def page(self, where: PageFilter, *, scan: int = SCAN) -> Page:
         """Newest first (created_at, then run id)."""
@@ -87,4 +128,12 @@ class PageStore(Store, Protocol):
         self, *, since: datetime, agent: str | None = None, offset: timedelta = timedelta(0), scan: int = 100_000, steps: int = 300
     ) -> Statistics:
         """`scan`: runs that are summed; `steps`: runs whose steps are timed; the newest of each."""
+        ...
+
+    def costs(self, *, per: str, since: datetime, agent: str | None = None, scan: int = 100_000) -> list[Cost]:
+        """What the answers of runs that began since then cost, by one of `PER`; of the newest `scan` runs."""
+        ...
+
+    def waiting(self, *, most: int = MOST) -> Waiting:
+        """What waits and what is stuck, for gauges: by indexes, and counted up to `most`."""
         ...

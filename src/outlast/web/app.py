@@ -19,6 +19,7 @@ from outlast import settings
 from outlast.app import Outlast
 from outlast.documents import RunHead
 from outlast.errors import OutlastError, UsageError
+from outlast.runtime.metrics import TEXT_FORMAT
 from outlast.web import actions, api, forms, views
 from outlast.web.live import Hub
 from outlast.web.security import COOKIE, SESSION_S, Door, Guard, Tokens, TooLarge, error_document, host_of, path_of
@@ -83,6 +84,7 @@ def build(
         Route("/runs/{run_id}", _page(site, views.run)),
         Route("/runs/{run_id}/messages/{seq:int}", _page(site, views.message)),
         Route("/charts", _page(site, views.pictures)),
+        Route("/metrics", _page(site, _metrics)),
         Route("/live", _live(site)),
         *(Route(f"/runs/{{run_id}}/{name}", _action(site, action), methods=["POST"]) for name, action in (
             ("decide", actions.decide), ("verify", actions.verify), ("send", actions.send), ("event", actions.event),
@@ -112,6 +114,13 @@ class Served(Guard):
 
 async def _home(request: Request) -> Response:
     return RedirectResponse(f"{request.scope.get('root_path', '')}/inbox", status_code=303)
+
+
+def _metrics(site: Site, _request: Request) -> Response:
+    """Counts of this process and of the store. They are of all runs, so who may see only some gets none."""
+    if site.may_view is not None:
+        raise HTTPException(403, "counts of all runs are for those who may see all of them: a worker's --health-port has them too")
+    return Response(site.app.metrics(), media_type=TEXT_FORMAT)
 
 
 def _page(site: Site, page: Page) -> Callable[[Request], Any]:

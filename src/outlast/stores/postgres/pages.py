@@ -10,7 +10,7 @@ from typing import Any
 from outlast.core.gate import GateRow
 from outlast.core.run import ms
 from outlast.stores.base import Head, JournalRow
-from outlast.stores.pages import MOST, SCAN, Listed, Noted, Page, PageFilter, Statistics
+from outlast.stores.pages import GATE_KINDS, MOST, SCAN, Cost, Listed, Noted, Page, PageFilter, Statistics, Waiting, cost
 from outlast.stores.postgres.connections import Row, Tx
 from outlast.stores.sqlite import rows
 from outlast.stores.sqlite.pages import STATUSES
@@ -88,6 +88,17 @@ class Pages:
             )
         )
         return Statistics(ended=ended, spent=spent, steps=times)
+
+
+    def costs(self, *, per: str, since: datetime, agent: str | None = None, scan: int = 100_000) -> list[Cost]:
+        values = {"per": per, "since": ms(since), "agent": agent, "scan": scan}
+        return [cost(row) for row in self._read(lambda tx: tx.one("costs", values, commit=True))]
+
+    def waiting(self, *, most: int = MOST) -> Waiting:
+        gates, [(stuck,)] = self._read(
+            lambda tx: tx.commit(("open_gates", {"kinds": list(GATE_KINDS), "most": most + 1}), ("count_stuck", {"most": most + 1}))
+        )
+        return Waiting([(kind, n, rows.maybe_instant(oldest)) for kind, n, oldest in gates], stuck)
 
 
 def _query(where: PageFilter) -> str:

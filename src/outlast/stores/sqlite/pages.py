@@ -12,7 +12,7 @@ import apsw
 from outlast.core.gate import GateRow
 from outlast.core.run import ms
 from outlast.stores.base import ENDED, Head, JournalRow
-from outlast.stores.pages import MOST, SCAN, Listed, Noted, Page, PageFilter, Statistics
+from outlast.stores.pages import GATE_KINDS, MOST, SCAN, Cost, Listed, Noted, Page, PageFilter, Statistics, Waiting, cost
 from outlast.stores.sqlite import rows
 from outlast.stores.sqlite.connections import Connections
 from outlast.stores.sqlite.rows import Q, ask
@@ -101,6 +101,19 @@ class Pages:
             return Statistics(
                 ended=ask(db, Q["ended_per_hour"], values), spent=ask(db, Q["spent_per_day"], values | {"scan": scan}),
                 steps=ask(db, Q["step_times"], values | {"scan": steps, "most": 20_000}))  # fmt: skip
+
+        return self._files.read(work)
+
+
+    def costs(self, *, per: str, since: datetime, agent: str | None = None, scan: int = 100_000) -> list[Cost]:
+        values = {"per": per, "since": ms(since), "agent": agent, "scan": scan}
+        return [cost(row) for row in self._files.read(lambda db: ask(db, Q["costs"], values))]
+
+    def waiting(self, *, most: int = MOST) -> Waiting:
+        def work(db: apsw.Connection) -> Waiting:
+            gates = ask(db, Q["open_gates"], {"kinds": json.dumps(GATE_KINDS), "most": most + 1})
+            stuck = ask(db, Q["count_stuck"], {"most": most + 1})[0][0]
+            return Waiting([(kind, n, rows.maybe_instant(oldest)) for kind, n, oldest in gates], stuck)
 
         return self._files.read(work)
 
