@@ -13,10 +13,10 @@ from typing import Annotated, Any
 import typer
 from typer.exceptions import TyperException
 
-from outlast.cli import crashtest, decide, deploy, init, look, options, render, run, steer, store, sweep, web, worker
+from outlast.cli import costs, crashtest, decide, deploy, init, look, options, render, run, steer, store, sweep, watch, web, worker
 from outlast.errors import GateClosed, OutlastError
 
-GROUPS = (run, look, decide, steer, sweep, worker, web, store, crashtest, deploy, init)
+GROUPS = (run, look, costs, watch, decide, steer, sweep, worker, web, store, crashtest, deploy, init)
 INTERRUPTED = 130
 
 

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from outlast.cli import render, sweep, values, words
+from outlast.cli import costs, render, sweep, values, words
 from outlast.cli.options import Options, command
 from outlast.cli.target import opened, or_empty
 from outlast.errors import UsageError
 
 if TYPE_CHECKING:
-    from outlast import Run
+    from outlast import Run, RunHead
 
 LIMIT = 50  # runs on a page
 
@@ -34,6 +34,7 @@ def runs(
     stuck: Annotated[bool, typer.Option("--stuck", help="what does not go on by itself: why, and the command that mends it")] = False,
     limit: Annotated[int, typer.Option("--limit", metavar="N", help="at most so many")] = LIMIT,
     before: Annotated[str | None, typer.Option("--before", metavar="RUN", help="the page after this run")] = None,
+    cost: Annotated[bool, typer.Option("--cost", help="what each used and cost, runs of sub-agents included")] = False,
 ) -> int:
     """List runs, newest first."""
     if limit < 1:
@@ -57,11 +58,20 @@ def runs(
         else:
             render.say('no runs yet\nstart one with: outlast run MODULE:ATTR "TEXT"')
     else:
-        rows = [(r.run_id, r.agent, r.status, str(r.seq), render.instant(r.updated_at), r.reason or "") for r in found]
-        render.table(("RUN", "AGENT", "STATUS", "CHECKPOINT", "UPDATED", "REASON"), rows)
+        if cost:
+            spent = [(r.run_id, r.agent, r.status, *used(r)) for r in found]
+            render.table(("RUN", "AGENT", "STATUS", "CALLS", "TOKENS IN", "OUT", "CACHE READ", "WRITTEN", "USD"), spent)
+        else:
+            rows = [(r.run_id, r.agent, r.status, str(r.seq), render.instant(r.updated_at), r.reason or "") for r in found]
+            render.table(("RUN", "AGENT", "STATUS", "CHECKPOINT", "UPDATED", "REASON"), rows)
         if len(found) == limit:
             render.say(f"\nmore: outlast runs --before {found[-1].run_id}{options.repeated()} (and the same filters)")
     return 0
+
+
+def used(head: RunHead) -> tuple[str, ...]:
+    tokens = (head.model_calls, head.input_tokens, head.output_tokens, head.cache_read_tokens, head.cache_write_tokens)
+    return (*(str(n) for n in tokens), costs.money(head.cost_usd) if head.model_calls else "0.00")
 
 
 def show(
@@ -77,11 +87,15 @@ def show(
     with opened(options, only_reads=True, run_id=run_id) as app:
         run = app.get(run_id)
         entries = [entry_document(run_id, row) for row in app.journal(run_id)] if journal else []
+        steps = app.reader.steps(run_id)
     if options.json:
-        extra = {"journal": entries} if journal else {}
+        extra: dict[str, Any] = {"steps": [step.to_dict() for step in steps], **({"journal": entries} if journal else {})}
         render.document({**run.to_dict(messages=messages), **extra})
         return 0
     render.say("\n".join(described(run)))
+    if steps:
+        render.say("\ncost and latency")
+        render.table(costs.STEPS_HEAD, costs.steps_table(steps))
     if messages:
         render.say("\nmessages")
         for number, message in enumerate(run.messages, 1):

@@ -10,11 +10,12 @@ Rules
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
@@ -104,6 +105,28 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     drawing = StringIO()
     Console(file=drawing, force_terminal=True, width=room, markup=False, emoji=False, highlight=False).print(drawn)
     _write(drawing.getvalue())
+
+
+def on_terminal() -> bool:
+    return _terminal(sys.stdout)
+
+
+@contextlib.contextmanager
+def live() -> Iterator[Callable[[Sequence[str], Sequence[str], Sequence[str]], None]]:
+    """A part of the terminal that is drawn anew: top, middle (the end of it where there is no room), bottom. The last drawing stays."""
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    console = Console(file=sys.stdout, markup=False, emoji=False, highlight=False)
+    with Live(Text(), console=console, auto_refresh=False, vertical_overflow="crop") as drawn:
+
+        def draw(top: Sequence[str], middle: Sequence[str], bottom: Sequence[str]) -> None:
+            room = max(console.height - len(top) - len(bottom) - 1, 1)
+            lines = [line(each) for each in (*top, *middle[-room:], *bottom)]
+            drawn.update(Text("\n".join(lines), no_wrap=True, overflow="ellipsis"), refresh=True)
+
+        yield draw
 
 
 def write_log(text: str) -> None:
