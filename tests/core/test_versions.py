@@ -138,7 +138,9 @@ UPGRADED = replace(SEND, name="reply", tool="send", upgrade=upgrade)
 
 
 def approved(text: str = "hi") -> r.Run:
-    gate = r.GateOpened("approval:p", "approval", "p", "reply", codec.digest({"text": text}), rungs=[{"role": "lead", "deadline": None, "remind_at": []}])
+    gate = r.GateOpened(
+        "approval:p", "approval", "p", "reply", codec.digest({"text": text}), rungs=[{"role": "lead", "deadline": None, "remind_at": []}]
+    )
     return called(use("p", "reply", {"text": text}), then=[gate, decided("approval:p")])
 
 
@@ -158,7 +160,11 @@ def test_upgrade_that_changes_the_arguments_opens_the_gate_again() -> None:
     run = r.fold(run, [r.stored(decided("approval:p.2"))])
     _, entries, step = settled(run, policy(UPGRADED, SEND), T0)
     assert entries == []
-    assert isinstance(step, s.RunCalls) and (step.calls[0].key, step.calls[0].name, step.calls[0].args) == ("run-1:p", "send", {"body": "hi"})
+    assert isinstance(step, s.RunCalls) and (step.calls[0].key, step.calls[0].name, step.calls[0].args) == (
+        "run-1:p",
+        "send",
+        {"body": "hi"},
+    )
 
 
 def test_edited_arguments_are_what_is_upgraded() -> None:

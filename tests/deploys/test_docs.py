@@ -24,7 +24,9 @@ def test_commands_of_the_guide_are_commands() -> None:
     for line in re.findall(r"^    outlast ([^>#\n]+)", GUIDE, re.MULTILINE):
         words = [word for word in line.split() if not word.startswith("-")]
         command = words[:2] if words[0] == "store" else words[:1]
-        done = subprocess.run([sys.executable, "-m", "outlast", *command, "--help"], capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(
+            [sys.executable, "-m", "outlast", *command, "--help"], capture_output=True, text=True, timeout=60, check=False
+        )
         assert done.returncode == 0, line
         for flag in re.findall(r"--[a-z-]+", line):
             assert flag in done.stdout, (line, flag)

@@ -34,7 +34,14 @@ def test_effects_of_the_history_stay_done_and_new_ones_ask(make_app: MakeApp, le
     app = finished(make_app)
     done = ledger.lines()
     head = app.fork("r", at=4, new_run_id="f", by="kim")
-    assert (head.status, head.seq, head.started_by, head.tags, head.model_calls, head.input_tokens) == ("running", 4, "kim", {"t": "x"}, 0, 0)
+    assert (head.status, head.seq, head.started_by, head.tags, head.model_calls, head.input_tokens) == (
+        "running",
+        4,
+        "kim",
+        {"t": "x"},
+        0,
+        0,
+    )
     run = app.resume_sync("f")
     assert run.messages == app.get("r").messages[:4]
     assert run.status == "waiting_for_approval", "act has no gate of its own: a fork asks all the same"

@@ -82,7 +82,11 @@ def plan(options: Options, *, run_id: Annotated[str, typer.Argument(metavar="RUN
 
 def plan_lines(found: plans.Plan) -> list[str]:
     until = f", until {render.instant(found.until)}" if found.until else ""
-    out = [render.line(f"{found.run_id} is {found.status}: next is to {found.next}" if found.next != "nothing" else f"{found.run_id} is {found.status}")]
+    out = [
+        render.line(
+            f"{found.run_id} is {found.status}: next is to {found.next}" if found.next != "nothing" else f"{found.run_id} is {found.status}"
+        )
+    ]
     if found.reason:
         out.append(render.line(f"  {found.reason}{until}"))
     if found.held_by:
@@ -109,13 +113,17 @@ def fork(
     run_id: Annotated[str, typer.Argument(metavar="RUN")],
     at: Annotated[int, typer.Option("--at", metavar="SEQ", help="the last checkpoint that the new run begins with")],
     new_id: Annotated[str | None, typer.Option("--id", metavar="NEW", help="of the new run")] = None,
-    edit_message: Annotated[str | None, typer.Option("--edit-message", metavar="FILE", help="a message as JSON, instead of message SEQ; '-': stdin")] = None,
+    edit_message: Annotated[
+        str | None, typer.Option("--edit-message", metavar="FILE", help="a message as JSON, instead of message SEQ; '-': stdin")
+    ] = None,
     live: Annotated[bool, typer.Option("--live", help="do not ask a person before every new call that has an effect")] = False,
     by: Annotated[str | None, typer.Option("--by", metavar="WHO", help="who starts it; default: OUTLAST_BY, the login name")] = None,
 ) -> int:
     """Start a new run with this run's history up to a checkpoint. Its new calls that have an effect ask a person first."""
     who = settings.who(by)
-    message: Any = values.json_object(values.file_text(edit_message, "--edit-message"), "--edit-message") if edit_message is not None else None
+    message: Any = (
+        values.json_object(values.file_text(edit_message, "--edit-message"), "--edit-message") if edit_message is not None else None
+    )
     with opened(options, run_id=run_id) as app:
         head = app.fork(run_id, at=at, new_run_id=new_id, edit_message=message, live=live, by=who)
     if options.json:

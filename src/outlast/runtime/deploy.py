@@ -126,7 +126,10 @@ class _Judge:
         if key not in self.versions:
             run = r.apply(r.Run(found.head.run_id, agent=found.head.agent), _entry(found.ran_by))
             held, was, now = s.version_step(run, policy), run.agent_version or "unnamed", policy.version or "unnamed"
-            changed = [*(["other instructions, tools, model or limits"] if run.code != policy.code else []), *([f"version {was} to {now}"] if was != now else [])]
+            changed = [
+                *(["other instructions, tools, model or limits"] if run.code != policy.code else []),
+                *([f"version {was} to {now}"] if was != now else []),
+            ]
             self.versions[key] = (held.reason if isinstance(held, s.Wait) else None, ", ".join(changed) if run.code and changed else None)
         return self.versions[key]
 
@@ -144,7 +147,9 @@ def _open_calls(found: base.Unfinished) -> Sequence[r.Call]:
     calls = m.tool_uses(first.message) if first.message["role"] == "assistant" else []
     if not calls:
         return ()
-    if all(row.kind in _ONLY_ASKED and '"kind": "approval"' in row.body for row in rows[1:]):  # nothing decided, begun or answered: nearly all
+    if all(
+        row.kind in _ONLY_ASKED and '"kind": "approval"' in row.body for row in rows[1:]
+    ):  # nothing decided, begun or answered: nearly all
         return [r.Call(c["id"], c["name"], c["input"]) for c in calls]
     run = r.Run(found.head.run_id, agent=found.head.agent, entries=rows[0].entry_no - 1, seq=found.head.seq - 1)
     return r.fold(run, [first, *(_entry(row) for row in rows[1:])]).calls
@@ -169,7 +174,10 @@ def _call(call: r.Call, policy: s.Policy) -> tuple[str | None, str | None]:
     except Exception as e:  # noqa: BLE001 - a person's function
         return f"the arguments saved for {call.known_as} could not be upgraded for {tool.tool}: {type(e).__name__}: {e}", None
     if why := s.problem_of(tool, args):
-        return f"the arguments saved for {call.known_as} do not fit {'its schema' if not tool.tool else f'the schema of {tool.tool}'}: {why}", None
+        return (
+            f"the arguments saved for {call.known_as} do not fit {'its schema' if not tool.tool else f'the schema of {tool.tool}'}: {why}",
+            None,
+        )
     if tool.upgrade is not None and codec.canonical(args) != codec.canonical(call.allowed):
         again = ", and it is asked about again" if approval or tool.gate else ""
         return None, f"{call.known_as} becomes {tool.tool} with other arguments{again}"

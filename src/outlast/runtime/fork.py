@@ -40,7 +40,9 @@ def _imported(entry: r.MessageAdded) -> r.MessageAdded:
 
 def _edited(edit: Mapping[str, Any], instead_of: r.MessageAdded) -> r.MessageAdded:
     if not isinstance(edit, Mapping) or edit.get("role") != instead_of.message["role"] or not isinstance(edit.get("content"), str | list):
-        raise UsageError(f'edit_message must be a message of the role {instead_of.message["role"]}: {{"role": ..., "content": ...}}, not {edit!r:.100}')
+        raise UsageError(
+            f'edit_message must be a message of the role {instead_of.message["role"]}: {{"role": ..., "content": ...}}, not {edit!r:.100}'
+        )
     message = {"role": edit["role"], "content": edit["content"]}
     if message["role"] != "assistant":
         return r.MessageAdded(message)

@@ -120,7 +120,9 @@ def _item(run: r.Run, call: r.Call, after: r.Run, entries: Sequence[r.Entry], po
         said = str(finished.content)[:200]
         if finished.how in ("refused", "unknown", "cancelled"):
             return replace(item, action="refuse", why=said)
-        return replace(item, why={"verified": "a person said what happened", "answered": "it was answered from outside"}.get(finished.how, said))
+        return replace(
+            item, why={"verified": "a person said what happened", "answered": "it was answered from outside"}.get(finished.how, said)
+        )
     now_call = after.call(call.id)
     assert now_call is not None  # unanswered, so its batch is open
     match s.call_step(after, now_call, policy, now):
