@@ -8,8 +8,9 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-from outlast import Agent, Limits, Outlast, ToolContext, approval, tool
 from v1 import INSTRUCTIONS, TICKET, HelpDesk, add_internal_comment, choose_model, folder, get_ticket, search_help
+
+from outlast import Agent, Limits, Outlast, ToolContext, approval, tool
 
 
 @tool(effect="idempotent", gate=approval(to="support-lead", noun="reply", within=timedelta(hours=4)))

@@ -5,8 +5,9 @@ from __future__ import annotations
 from datetime import timedelta
 
 import v2
-from outlast import Outlast, approval, tool
 from v1 import HelpDesk, add_internal_comment, folder, get_ticket, search_help
+
+from outlast import Outlast, approval, tool
 
 answer_ticket = tool(
     effect="idempotent",

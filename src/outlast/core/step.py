@@ -297,7 +297,8 @@ def version_step(run: Run, policy: Policy) -> Settle | Wait | None:
         was, now = (run.agent_version or "unnamed", policy.version or "unnamed")
         what = f"version {was} began it, this is {now}" if was != now else f"it was changed since{f' (both are version {was})' if run.agent_version else ''}"
         needs = f"code:{run.code}:{run.agent_version}"
-        return Wait("waiting_for_code", f'the code of {run.agent} is not the one that this run is held for (on_change="{policy.on_change}"): {what}', None, needs)
+        why = f'the code of {run.agent} is not the one that this run is held for (on_change="{policy.on_change}"): {what}'
+        return Wait("waiting_for_code", why, None, needs)
     return Settle((r.VersionChanged(policy.version, policy.code, policy.library),))
 
 
