@@ -65,7 +65,8 @@ class OpenRun:
         run = self._writer.run
         row = replace(
             self._row, seq=run.seq, model_calls=run.model_calls, input_tokens=run.input_tokens, output_tokens=run.output_tokens,
-            cache_read_tokens=run.cache_read_tokens, cache_write_tokens=run.cache_write_tokens, status=self._saved.status, reason=self._saved.reason)  # fmt: skip
+            cache_read_tokens=run.cache_read_tokens, cache_write_tokens=run.cache_write_tokens,
+            cost_usd=f"{run.cost_usd:f}" if run.cost_usd is not None else None, status=self._saved.status, reason=self._saved.reason)  # fmt: skip
         return RunHead(**head_fields(row))
 
     def __getattr__(self, name: str) -> Any:
@@ -134,7 +135,7 @@ class OpenRun:
                     "calls wait for their results: run them first", hint="for call in run.pending: run.call_sync(call)", run_id=run.id
                 )
             try:
-                facts: list[r.Entry] = [r.TextSent(m.as_content(message["content"]))]
+                facts: list[r.Entry] = [r.TextSent(m.as_content(message.get("content", "")))]
             except m.BadMessage as e:
                 raise UsageError(f"message: {e}") from None
         else:

@@ -255,6 +255,8 @@ def test_a_stream_gives_what_was_and_what_comes_until_the_end(make_app: MakeApp,
     assert [e.text for e in events if e.type == "text"] == ["I look.", "Done."]
     order = [(e.type, e.seq) for e in events if e.type != "run"]
     assert order.index(("checkpoint", 3)) < order.index(("text", 4)) < order.index(("checkpoint", 4))
+    saved = {c.seq: c.created_at for c in app.checkpoints("r")}
+    assert {e.seq: e.created_at for e in events if e.type == "checkpoint"} == saved
     later = asyncio.run(_all(app, "r", 2))
     assert [(e.type, e.seq) for e in later] == [("checkpoint", 3), ("checkpoint", 4), ("run", 4)]
     for event in events:
@@ -297,6 +299,17 @@ def test_a_stream_reads_the_store_when_something_was_saved_and_not_for_every_pie
 def test_a_stream_of_nobody(make_app: MakeApp) -> None:
     with pytest.raises(RunNotFound):
         asyncio.run(_all(make_app(), "nobody", 0))
+
+
+def test_on_event_says_what_the_store_says(make_app: MakeApp) -> None:
+    heard: list[Event] = []
+    agent = Agent("a", model=ScriptedModel([[use("act", text="x")], "Done."]), tools=[tools(GATE)["act"]])
+    app = make_app(agent, on_event=heard.append)
+    app.run_sync(agent, "go", run_id="r")
+    event, head = heard[-1], app.head("r").to_dict()
+    assert (event.type, head["lease_owner"], head["wake_at"] is not None) == ("run", None, True)
+    assert event.to_dict() == head
+    assert [e.created_at for e in heard if e.type == "checkpoint"] == [c.created_at for c in app.checkpoints("r", after=1)]
 
 
 def test_on_event_that_raises_disturbs_nothing(make_app: MakeApp) -> None:

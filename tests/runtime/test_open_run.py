@@ -89,6 +89,8 @@ def test_what_is_refused(make_app: MakeApp, ledger: Ledger) -> None:
             run.append(7)
         with pytest.raises(UsageError):
             run.append({"role": "user", "content": ""})
+        with pytest.raises(UsageError):
+            run.append({"role": "user"})
         assert run.append([use("look", "c1", text="a")]).seq == 2
         with pytest.raises(Refused, match="results"):
             run.append("text before the result")

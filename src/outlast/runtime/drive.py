@@ -105,7 +105,8 @@ class Drive:
         run = self.run
         now = replace(
             self.head_row, seq=run.seq, model_calls=run.model_calls, input_tokens=run.input_tokens, output_tokens=run.output_tokens,
-            status=self.writer.status or self.head_row.status)  # fmt: skip
+            cache_read_tokens=run.cache_read_tokens, cache_write_tokens=run.cache_write_tokens,
+            cost_usd=f"{run.cost_usd:f}" if run.cost_usd is not None else None, status=self.writer.status or self.head_row.status)  # fmt: skip
         return RunHead(**head_fields(now))
 
     def drain(self, grace: timedelta) -> None:
@@ -381,7 +382,7 @@ class Drive:
         status = e.status if isinstance(e, ModelError) else None
         if not retryable or attempt >= retry.attempts:
             tried = f" (tried {m.plural(attempt, 'time')})" if attempt > 1 else ""
-            hint = f"; {e.hint}" if isinstance(e, OutlastError) and e.hint else ""
+            hint = f"; {e.hint}" if isinstance(e, OutlastError) and e.hint and e.hint not in why else ""
             return r.ModelFailed(f"{why}{tried}{hint}", attempt, None, status)
         delay = retry.delay(attempt, e.retry_after if isinstance(e, ModelError) else None)
         return r.ModelFailed(why, attempt, self.store.now() + delay, status)
@@ -528,14 +529,16 @@ class Drive:
     def tell(self, saved: Saved) -> None:
         for entry in saved.entries:
             self.segment.entry(entry)
-        seq, now = self.run.seq - sum(isinstance(e, r.MessageAdded) for e in saved.entries), self.store.now()
+        seq, now = self.run.seq - sum(isinstance(e, r.MessageAdded) for e in saved.entries), saved.at or self.store.now()
         for entry in saved.entries:
             if isinstance(entry, r.MessageAdded):
                 seq += 1
                 self.listen(Event("checkpoint", self.run.id, seq, None, entry.message, saved.status, now))  # type: ignore[arg-type]  # a status is one of the eleven
         if saved.released and self.head_row is not None:
             status: Any = saved.status
-            head = replace(self.head(), status=status, reason=saved.reason, updated_at=now)
+            head = replace(
+                self.head(), status=status, reason=saved.reason, updated_at=now, lease_owner=None, lease_until=None, wake_at=saved.wake_at
+            )
             self.listen(Event("run", self.run.id, self.run.seq, None, None, status, now, head))
 
     def _news(self, renewed: base.Renewed) -> None:

@@ -41,6 +41,8 @@ class Saved:
     status: str = "running"
     reason: str | None = None
     released: bool = False
+    at: datetime | None = None  # as the store has it
+    wake_at: datetime | None = None  # of a run that was given back
 
 
 Keep = Callable[[s.Step, datetime], bool]
@@ -248,9 +250,10 @@ class _Plan:
         self.batch: base.Batch | None = None
         self.step: s.Step = s.CallModel()
         self.after = writer.run
+        self.now: datetime | None = None
 
     def on(self, before: r.Run, now: datetime) -> base.Batch:
-        w = self.writer
+        w, self.now = self.writer, now
         facts = [f for f in self.facts if _still(before, f)]
         run = r.fold(before, facts)
         after, consequences, self.step = s.settled(run, w.policy, now, self.in_flight)
@@ -277,7 +280,7 @@ class _Plan:
         return batch.head.release or batch.head.status != (self.writer.status or batch.head.status)
 
     def saved(self, batch: base.Batch) -> Saved:
-        return Saved(self.step, batch.entries, batch.head.status, batch.head.reason, batch.head.release)
+        return Saved(self.step, batch.entries, batch.head.status, batch.head.reason, batch.head.release, self.now, batch.head.wake_at)
 
 
 def _since_last_held(entries: Sequence[r.Entry]) -> list[r.Entry]:
