@@ -22,8 +22,8 @@ from contextvars import ContextVar
 from dataclasses import replace
 from datetime import datetime, timedelta
 from decimal import Decimal
-from types import EllipsisType
 from pathlib import Path
+from types import EllipsisType
 from typing import Any, Literal, Self, TypeVar, cast
 
 from outlast import alone, engines, settings

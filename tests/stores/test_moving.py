@@ -15,7 +15,7 @@ import pytest
 from outlast.core import run as r
 from outlast.errors import Refused, RunBusy, RunExists, UsageError
 from outlast.stores import moving
-from outlast.stores.base import Head
+from outlast.stores.base import Head, genesis
 from outlast.stores.care import CareStore
 from outlast.testing.store_contract import ME, Driving, asks, begin, calls, new, send, take
 from stores.keepers import START, Clock, a_bit_of_everything, ended, journals, postgres_store, sqlite
@@ -51,7 +51,7 @@ def seen(head: Head, *but: str) -> dict[str, Any]:
     return {name: getattr(head, name) for name in Head.__slots__ if name not in left}
 
 
-@pytest.mark.parametrize(("here", "there"), KINDS)
+@pytest.mark.parametrize("here, there", KINDS)
 def test_a_whole_store(make: Make, here: str, there: str) -> None:
     source, target = make(here), make(there)
     ids = a_bit_of_everything(source)
@@ -132,7 +132,7 @@ def test_a_run_that_goes_on_meanwhile_is_carried_as_it_is_then(make: Make, monke
     source, target = make("sqlite"), make("postgres")
     store_put = target.put
     begin(source, "busy").release("waiting_for_event")
-    sent = []
+    sent: list[Any] = []
 
     def put(whole: Any, **more: Any) -> bool:
         done = store_put(whole, **more)
@@ -180,7 +180,7 @@ def test_another_run_of_that_id(make: Make) -> None:
     assert source.head("same").status == "done"
 
 
-@pytest.mark.parametrize(("here", "there"), [("sqlite", "postgres"), ("postgres", "sqlite")])
+@pytest.mark.parametrize("here, there", [("sqlite", "postgres"), ("postgres", "sqlite")])
 def test_one_run_as_a_document(make: Make, here: str, there: str) -> None:
     source, target = make(here), make(there)
     ids = a_bit_of_everything(source)
@@ -231,7 +231,7 @@ def test_an_exported_run_comes_in_as_another_one_only(make: Make) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    "change, said",
     [
         (lambda d: d["journal"].pop(1), "entry 2 of the document"),
         (lambda d: d["journal"][1].update(body='{"role": "user", "content": "another"}'), "entry 2 of the document.*digest"),
@@ -263,9 +263,9 @@ def test_entries_that_are_well_made_and_cannot_follow_each_other(make: Make) -> 
     source, target = make("sqlite"), make("sqlite")
     ended(source, "run-1")
     whole = source.whole("run-1")
-    rows, digest = [], moving.genesis("run-1")
-    for row in whole.journal:
-        row = replace(row, body='{"gate_id": 7}', kind="GateExpired") if row.entry_no == 4 else row
+    rows, digest = [], genesis("run-1")
+    for was in whole.journal:
+        row = replace(was, body='{"gate_id": 7}', kind="GateExpired") if was.entry_no == 4 else was
         digest = moving._chained(digest, row)
         rows.append(replace(row, digest=digest))
     doc = moving.document(replace(whole, journal=rows), moved=START)

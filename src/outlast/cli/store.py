@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from outlast.cli import render, values
+from outlast.cli import care, render, values
 from outlast.cli.options import Options, command, group
 from outlast.cli.target import absent_file, opened, or_empty
 from outlast.errors import UsageError
@@ -18,6 +18,7 @@ def register(cli: typer.Typer) -> None:
     group(store)
     command(store, "check")(check)
     command(store, "heads")(heads)
+    care.register(store)
     cli.add_typer(store, name="store")
 
 
