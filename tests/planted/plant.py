@@ -23,7 +23,7 @@ LIMIT_S = 1200
 PYTEST = ("-m", "pytest", "-x", "-q", "-p", "no:cacheprovider")
 TIERS: dict[str, tuple[str, ...]] = {
     "core": (*PYTEST, "tests/core"),
-    "contract": (*PYTEST, "tests/stores/test_sqlite.py"),
+    "contract": (*PYTEST, "tests/stores/test_sqlite.py", "tests/stores/test_chain.py"),
     "crash": (*PYTEST, "tests/crash/test_in_process.py", "-k", "test_every_point"),
     "unknown commit": (*PYTEST, "tests/runtime/test_unknown_commit.py"),
     "power loss": (*PYTEST, "tests/faults/test_power_loss.py", "-k", "nothing_acknowledged"),

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 
 from outlast.runtime.clock import monotonic
 from outlast.runtime.crashpoints import POINTS
+from outlast.testing.simulation.loop import Livelock
 from outlast.testing.simulation.schedule import Broken, Schedule, quiet
 
 SWEEP_EVERY = 25  # schedules between two collections of what dead processes left
@@ -72,7 +73,7 @@ def play(seed: int, choices: Mapping[int, int] | None = None) -> tuple[Schedule,
     schedule = Schedule(seed, choices)
     try:
         schedule()
-    except Broken as e:
+    except (Broken, Livelock) as e:
         return schedule, str(e)
     except Exception as e:  # noqa: BLE001 - whatever it is, it should not have come
         return schedule, f"I30: {type(e).__name__}: {e}"

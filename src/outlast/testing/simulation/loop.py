@@ -24,8 +24,11 @@ class Crash(BaseException):
     """This process is gone."""
 
 
-class Dropped(Exception):
-    """The simulated network lost an answer."""
+class Livelock(AssertionError):
+    """Something is done again and again, and nothing comes of it."""
+
+
+MOST_STEPS = 60_000  # of a schedule; a long one has 8,000
 
 
 @dataclass(eq=False)
@@ -121,6 +124,8 @@ class Loop(asyncio.BaseEventLoop):
         if not process.ready:
             self._able.remove(process)
         self.steps += 1
+        if self.steps > MOST_STEPS:
+            raise Livelock(f"I17: {MOST_STEPS} steps, and it is only {self.now:.0f} s: something goes round in circles")
         if not handle.cancelled():
             handle._run()
 

@@ -194,7 +194,9 @@ def _effects(sim: Schedule, head: base.Head, entries: list[r.Entry]) -> None:
                 sim.broken("I23", f"{name} {key} happened, and was rejected")
             result = results.get(call["id"])
             if happened and result is not None and result.is_error and result.how == "result":
-                sim.broken("I8" if name in KEYED else "I10", f"{name} {key} happened, and the model is told that it failed: {result.content}")
+                sim.broken(
+                    "I8" if name in KEYED else "I10", f"{name} {key} happened, and the model is told that it failed: {result.content}"
+                )
             block = blocks.get(call["id"])
             if block is None:
                 sim.broken("I3", f"{name} {key} has no result at the end")
