@@ -31,7 +31,7 @@ MAY: dict[str, set[str]] = {
     "runtime": {"prices", "core", "errors", "documents", "gates", "tools", "agent", "stores.base", "stores.owner", "models.base"},
     "openrun": {"core", "errors", "documents", "tools", "agent", "stores.base", "runtime"},
     "alone": {"core", "errors", "stores", "agent", "app"},  # a child process begins here: it makes the app again
-    "engines": {"core", "errors", "documents", "gates", "tools", "agent", "stores.base", "models.base", "runtime"},
+    "engines": {"core", "errors", "documents", "gates", "tools", "agent", "stores.base", "stores.owner", "models.base", "runtime"},
     "app": {"prices", "core", "errors", "documents", "gates", "tools", "agent", "stores", "models", "mcp", "runtime", "engines", "settings", "reader", "openrun", "alone"},
     "web": {"app", "errors", "documents", "settings"},
     "cli": {"outlast", "app", "errors", "documents", "settings", "web", "testing"},
@@ -40,7 +40,7 @@ MAY: dict[str, set[str]] = {
 }
 
 # Inside these packages the files do not know each other; `base` (and what is named here) is for all.
-ALONE: dict[str, set[str]] = {"engines": {"base"}}
+ALONE: dict[str, set[str]] = {"engines": {"base", "_temporal_loop"}}  # a sandbox imports that one anew: it holds nothing else
 
 # Only inside functions, so that `outlast --help` stays quick.
 LAZY: dict[str, set[str]] = {"cli": {"outlast", "app", "documents", "web", "testing"}}
@@ -49,7 +49,10 @@ LAZY: dict[str, set[str]] = {"cli": {"outlast", "app", "documents", "web", "test
 TYPES_ONLY: dict[tuple[str, str], str] = {
     ("errors", "documents"): "GateClosed carries the Gate, and who makes documents raises errors",
     ("openrun", "app"): "an open run is made by the Outlast that it belongs to",
-    ("engines.base", "app"): "an engine's worker() is given the Outlast that it works for, and app ties engines in",
+    **{
+        (f"engines.{name}", "app"): "an engine's worker() is given the Outlast that it works for, and app ties engines in"
+        for name in ("base", "dbos", "inngest", "restate", "temporal")
+    },
 }
 
 

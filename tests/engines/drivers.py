@@ -60,7 +60,11 @@ class Driver:
         self.version = "1"
         self.up()
         self.app = self.client()
-        self.app.runs()  # the store is made by one process
+        self.prepare()
+
+    def prepare(self) -> None:
+        """The store is made by one process."""
+        self.app.runs()
 
     @property
     def url(self) -> str | None:
@@ -143,6 +147,9 @@ class DBOSFile(Driver):
 class DBOSPostgres(DBOSFile):
     name = "dbos-postgres"
 
+    def prepare(self) -> None:
+        self.app._store.migrate()  # type: ignore[attr-defined]  # Postgres' store
+
 
 class RestateServer(Driver):
     name = "restate"
@@ -216,7 +223,22 @@ class TemporalTestServer(Driver):
         return f"temporal://127.0.0.1:{self.ports[0]}/default?task_queue=t"
 
 
-KINDS: dict[str, type[Driver]] = {d.name: d for d in (Driver, DBOSFile, DBOSPostgres, RestateServer, InngestStandIn, TemporalTestServer)}
+class TemporalServer(TemporalTestServer):
+    """A real server, built by script/engines: OUTLAST_TEMPORAL_SERVER names it."""
+
+    name = "temporal-server"
+
+    def up(self) -> None:
+        if not hasattr(self, "ports"):
+            self.ports = [free_port()]
+        built = os.environ["OUTLAST_TEMPORAL_SERVER"]
+        self.server = self.spawn(built, "-port", str(self.ports[0]), "-data", self.folder / "temporal", log="server.log")
+        answers(self.ports[0], self.server, "Temporal")
+
+
+KINDS: dict[str, type[Driver]] = {
+    d.name: d for d in (Driver, DBOSFile, DBOSPostgres, RestateServer, InngestStandIn, TemporalTestServer, TemporalServer)
+}
 
 
 @contextlib.contextmanager

@@ -91,7 +91,7 @@ class Standin:
             "event": event, "events": [event], "steps": dict(memos), "use_api": False}  # fmt: skip
         request = urllib.request.Request(f"{self.app}&stepId=step", json.dumps(body).encode(), {"content-type": "application/json"})  # noqa: S310 - our own worker
         try:
-            with urllib.request.urlopen(request, timeout=600) as answer:  # noqa: S310 - the same
+            with urllib.request.urlopen(request, timeout=600) as answer:  # noqa: S310 - our own worker again
                 ops, status = json.load(answer), answer.status
         except (OSError, ValueError) as e:
             print("again:", e, e.read()[:500] if isinstance(e, urllib.error.HTTPError) else "", flush=True)

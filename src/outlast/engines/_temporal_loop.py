@@ -13,6 +13,7 @@ from temporalio.common import RetryPolicy
 
 FIRST = "model"
 SLACK_S = 0.01  # past the deadline, so that the store's clock has seen it too
+LATE_S = 0.1  # this clock says that a deadline has passed and the store's does not yet: look again
 BUSY_S = 1.0  # somebody else holds the run: look again
 HEARTBEAT_S = 10  # an activity that is not heard of for so long is given to another worker
 STEP_S = 24 * 3600  # tools and models have time-outs of their own; this only ends what nobody would end
@@ -48,7 +49,8 @@ class OutlastRun:
     async def sleep(self, taken: dict[str, Any], seen: int) -> None:
         """Until it is woken, or until the absolute instant, by the engine's clock."""
         until = datetime.fromisoformat(taken["wake_at"]).timestamp() if taken["wake_at"] else None
-        left = max(until - workflow.time(), 0.0) + SLACK_S if until is not None else None
+        now = workflow.time()
+        left = (until - now + SLACK_S if until > now else LATE_S) if until is not None else None
         if taken["kind"] == "busy":
             left = min(left, BUSY_S) if left is not None else BUSY_S
         try:

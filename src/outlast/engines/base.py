@@ -40,6 +40,7 @@ log = logging.getLogger("outlast.engine")
 POKE_S = 30.0  # how often an engine's worker pokes each run of its driver that is due and unheld
 BUSY_S = 1.0  # somebody else holds the run: look again after so long
 SLACK_S = 0.01  # past a deadline, so that the store's clock has seen it too
+LATE_S = 0.1  # the engine's clock says that a deadline has passed and the store's does not yet: look again after so long
 CALL_S = 10.0  # for one call of an engine: start, wake, describe
 LOOP_VERSION = 1  # of the frozen loop: part of its name in the engine, so that a changed loop never meets an old history
 NAME = f"outlast-run-v{LOOP_VERSION}"  # of the workflow, in every engine
@@ -73,7 +74,7 @@ def next_name(taken: Mapping[str, Any]) -> str:
 def left_s(taken: Mapping[str, Any], now: float) -> float | None:
     """For how long the loop sleeps, by the engine's clock; None: until somebody wakes it."""
     until = datetime.fromisoformat(taken["wake_at"]).timestamp() if taken["wake_at"] else None
-    left = max(until - now, 0.0) + SLACK_S if until is not None else None
+    left = (until - now + SLACK_S if until > now else LATE_S) if until is not None else None
     if taken["kind"] == "busy":
         return min(left, BUSY_S) if left is not None else BUSY_S
     return left
@@ -243,7 +244,7 @@ def http(method: str, url: str, body: Any = None, *, timeout: float = CALL_S, he
     typed = {"content-type": "application/json"} if data is not None else {}
     request = urllib.request.Request(url, data, {"accept": "application/json", **typed, **headers}, method=method)  # noqa: S310 - the user's own setting
     try:
-        with urllib.request.urlopen(request, timeout=timeout) as answer:  # noqa: S310 - the same
+        with urllib.request.urlopen(request, timeout=timeout) as answer:  # noqa: S310 - the request above
             text = answer.read()
     except urllib.error.HTTPError:
         raise

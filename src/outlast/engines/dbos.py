@@ -133,7 +133,7 @@ class DBOS:
         type(library)._recover_pending_workflows(dead)
         with engine.begin() as db:
             for id in dead:  # one that was only stopped says so with its next beat
-                db.execute(sa.text(f"DELETE FROM {table} WHERE executor_id = :id"), {"id": id})  # noqa: S608 - the same
+                db.execute(sa.text(f"DELETE FROM {table} WHERE executor_id = :id"), {"id": id})  # noqa: S608 - our own name again
 
     def _client(self) -> DBOSClient:
         with self._lock:

@@ -64,7 +64,7 @@ class Restate:
     def describe(self, run_id: str) -> Mapping[str, Any]:
         """Its newest invocation, by the admin API's SQL."""
         key = run_id.replace("'", "''")
-        query = f"SELECT id, status FROM sys_invocation WHERE target_service_name = '{NAME}' AND target_service_key = '{key}' ORDER BY created_at DESC LIMIT 1"  # noqa: S608 - quoted
+        query = f"SELECT id, status FROM sys_invocation WHERE target_service_name = '{NAME}' AND target_service_key = '{key}' ORDER BY created_at DESC LIMIT 1"  # noqa: S608 - the run id is quoted above
         try:
             rows = (self._call("POST", f"{self.admin}/query", {"query": query}) or {}).get("rows", [])
         except urllib.error.HTTPError as e:

@@ -87,17 +87,19 @@ class Temporal:
     # ---- inside ---------------------------------------------------------------------------------------------------------------
 
     async def _start(self, run_id: str) -> None:
+        client = await self._client()
         from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
 
-        await (await self._client()).start_workflow(
+        await client.start_workflow(
             NAME, run_id, id=run_id, task_queue=self.queue, id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
             id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE, rpc_timeout=timedelta(seconds=CALL_S))  # fmt: skip
 
     async def _wake(self, run_id: str) -> None:
         """Signal with start: a run that was taken up again after its end has no workflow any more."""
+        client = await self._client()
         from temporalio.common import WorkflowIDReusePolicy
 
-        await (await self._client()).start_workflow(
+        await client.start_workflow(
             NAME, run_id, id=run_id, task_queue=self.queue, start_signal="wake", id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
             rpc_timeout=timedelta(seconds=CALL_S))  # fmt: skip
 
