@@ -1,7 +1,7 @@
 """Traces of what a run did, by OpenTelemetry's API alone: without its SDK everything here does nothing.
 
 A run may last for days and cross many processes, so a span never stays open over a wait: each time a run is driven is a segment, a root span
-`invoke_agent AGENT` with a link to the segment before (its traceparent is kept in the journal, in the meta of the segment's first entry).
+`invoke_agent AGENT` with links to the segments before (their traceparents are kept in the journal, in the meta of each segment's first entry).
 Tool attempts are `execute_tool TOOL` below it; the model SDK's own client span is its child as well. Content (arguments, results) is exported
 only with OUTLAST_TRACE_CONTENT=1; keys never.
 """
@@ -12,7 +12,7 @@ import contextlib
 import hashlib
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -75,10 +75,11 @@ class Segment:
         if self.span is not None and value is not None:
             self.span.set_attribute(name, value)
 
-    def follows(self, traceparent: str | None) -> None:
-        """Link to the segment before: known once the journal is read."""
-        if self.span is not None and (earlier := _context_of(traceparent)) is not None:
-            self.span.add_link(earlier)
+    def follows(self, traceparents: Sequence[str]) -> None:
+        """Link to the segments before: they are known once the journal is read."""
+        for traceparent in traceparents if self.span is not None else ():
+            if (earlier := _context_of(traceparent)) is not None:
+                self.span.add_link(earlier)
 
     def entry(self, entry: r.Entry) -> None:
         """What an entry is on a timeline, and what it adds to the counts."""

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from itertools import islice
 from typing import Any
 
 from outlast.core import codec, gate
@@ -28,6 +29,7 @@ from outlast.stores import base, owner
 
 log = logging.getLogger("outlast.worker")
 
+LINKS = 4  # segments before that a trace links to: one whose process was killed exported nothing, so the last one alone may lead nowhere
 TRACEPARENT = "traceparent"  # in the meta of the first entry of a segment
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 5.0  # between attempts to save while the store fails
 
@@ -81,7 +83,7 @@ class Writer:
         self.released = False
         self.stopped = threading.Event()  # stop trying to save: the process is going down
         self.traceparent: str | None = None  # of this segment, until its first append has saved it
-        self.traced_before: str | None = None  # of the segment before
+        self.traced_before: Sequence[str] = ()  # of the segments before, newest first
         self.heard: list[r.Entry] = []  # what others wrote, and this segment has not told yet
 
     def about(self, call_id: str | None = None) -> dict[str, Any]:
@@ -102,7 +104,8 @@ class Writer:
             ) from e
         self.run = r.fold(self.run, entries)
         if first:
-            self.traced_before = next((str(e.meta[TRACEPARENT]) for e in reversed(entries) if e.meta and TRACEPARENT in e.meta), None)
+            traced = (str(e.meta[TRACEPARENT]) for e in reversed(entries) if e.meta and TRACEPARENT in e.meta)
+            self.traced_before = list(islice(traced, LINKS))
             entries = _since_last_held(entries)
         self.heard += entries
 
