@@ -22,15 +22,15 @@ class File(apsw.VFSFile):
         self.name = Path(name.filename() if hasattr(name, "filename") else name).name
         super().__init__(base, name, flags)
 
-    def xWrite(self, data: bytes, offset: int) -> None:
+    def xWrite(self, data: bytes, offset: int) -> None:  # noqa: N802 - the name SQLite calls it by
         trace.append(["write", self.name, offset, base64.b64encode(data).decode()])
         super().xWrite(data, offset)
 
-    def xTruncate(self, size: int) -> None:
+    def xTruncate(self, size: int) -> None:  # noqa: N802 - the name SQLite calls it by
         trace.append(["cut", self.name, size])
         super().xTruncate(size)
 
-    def xSync(self, flags: int) -> None:
+    def xSync(self, flags: int) -> None:  # noqa: N802 - the name SQLite calls it by
         super().xSync(flags)
         trace.append(["sync", self.name])
 
@@ -39,10 +39,10 @@ class Recorder(apsw.VFS):
     def __init__(self) -> None:
         super().__init__("recorder", "unix", makedefault=True)
 
-    def xOpen(self, name: Any, flags: list[int]) -> File:
+    def xOpen(self, name: Any, flags: list[int]) -> File:  # noqa: N802 - the name SQLite calls it by
         return File("unix", name, flags)
 
-    def xDelete(self, name: str, sync: bool) -> None:
+    def xDelete(self, name: str, sync: bool) -> None:  # noqa: N802 - the name SQLite calls it by
         super().xDelete(name, sync)
         trace.append(["delete", Path(name).name])
 

@@ -100,7 +100,9 @@ def case(nth: int, kind: int, stays: bool) -> dict[str, Any]:
         again, found = in_a_child(taken_up(folder))
         said = {what[0]: what[1:] for what in told if what[0] != "seq"}
         return {
-            "nth": nth, "kind": KINDS.get(kind, "calm"), "stays": stays, "code": code, "again": again, "acked": max((x[1] for x in told if x[0] == "seq"), default=0),
+            "nth": nth, "kind": KINDS.get(kind, "calm"), "stays": stays, "code": code,
+            "again": again,
+            "acked": max((x[1] for x in told if x[0] == "seq"), default=0),
             **said, **(found[0] if found else {})}  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar
 
+import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -29,6 +30,7 @@ from outlast.stores.base import Appended, Batch, Behind, Lease, NewHead, NewRun,
 from outlast.stores.sqlite import SQLiteStore
 
 LEASE_S = 30
+LONG_AGO = datetime(2026, 1, 1, tzinfo=UTC)
 EXAMPLES = int(os.environ.get("OUTLAST_STATEFUL_EXAMPLES", "40"))
 RUNS = st.sampled_from(["run-1", "run-2"])
 OWNERS = st.sampled_from(["host/boot/ns/1/1", "host/boot/ns/2/2", "host/boot/ns/3/3"])
@@ -58,7 +60,7 @@ class Known:
     holder: str | None = None
     nonce: str = ""
     fence: int = 0
-    until: datetime = datetime.min.replace(tzinfo=UTC)
+    until: datetime = LONG_AGO
     attempts: int = 0
     due: bool = True
 
@@ -130,12 +132,10 @@ class Stores(RuleBasedStateMachine):
         if run_id not in self.runs:
             return self.held_by_nobody()
         if not self.over(self.runs[run_id]):
-            try:
+            with pytest.raises(RunBusy) as busy:
                 self.store.claim_run(run_id, owner, lease_s=LEASE_S)
-            except RunBusy as e:
-                assert e.owner == self.runs[run_id].holder
-                return self.held_by_nobody()
-            raise AssertionError(f"{run_id} is held by {self.runs[run_id].holder}, and {owner} took it")
+            assert busy.value.owner == self.runs[run_id].holder
+            return self.held_by_nobody()
         lease = self.store.claim_run(run_id, owner, lease_s=LEASE_S)
         self.took(lease, owner)
         return self.held(lease)
@@ -322,6 +322,8 @@ def test_sqlite_does_what_the_model_does() -> None:
     run_state_machine_as_test(
         OnSQLite,
         settings=settings(
-            max_examples=EXAMPLES, stateful_step_count=40, deadline=None, database=None, phases=(Phase.generate, Phase.shrink), report_multiple_bugs=False, derandomize="OUTLAST_STATEFUL_EXAMPLES" not in os.environ,
+            max_examples=EXAMPLES, stateful_step_count=40, deadline=None, database=None,
+            phases=(Phase.generate, Phase.shrink), report_multiple_bugs=False,
+            derandomize="OUTLAST_STATEFUL_EXAMPLES" not in os.environ,
             suppress_health_check=list(HealthCheck)),
     )  # fmt: skip
