@@ -10,13 +10,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from agent import SCRIPTS, open_app
 from opentelemetry import trace
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
+from agent import SCRIPTS, open_app
 from outlast.models import ModelRequest, ScriptedModel
 from outlast.runtime import metrics
 

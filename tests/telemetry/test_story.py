@@ -9,11 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from telemetry.collector import Collector, Span
 
 from outlast import Outlast
-
-pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
+from telemetry.collector import Collector, Span
 
 ROOT = Path(__file__).parents[2]
 RUN = "run-kite-142"
