@@ -248,3 +248,16 @@ def driver(name: str, **options: Any) -> Iterator[Driver]:
         yield made
     finally:
         made.close()
+
+
+def serve(name: str) -> None:
+    """Bring a server up, say where it is, and keep it until Ctrl-C; its data goes with it."""
+    with driver(name) as made:
+        print(f"export OUTLAST_ENGINE='{made.url or 'built-in'}'", flush=True)
+        with contextlib.suppress(KeyboardInterrupt):
+            (made.server.wait if made.server is not None else threading.Event().wait)()
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    serve(sys.argv[1])

@@ -14,7 +14,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from outlast import Agent, Outlast, ToolContext, approval, tool
+from outlast import Agent, Limits, Outlast, ToolContext, approval, tool
 from outlast.errors import ModelError
 from outlast.models import ModelRequest, ScriptedModel
 from outlast.runtime import crashpoints
@@ -71,7 +71,7 @@ class World:
 def get_ticket(ctx: ToolContext[World], ticket: str) -> str:
     """Look up a ticket."""
     ctx.deps.ledger.write("get_ticket", ctx.idempotency_key)
-    return f"{ticket}: locked out since the SSO change"
+    return f"{ticket}: locked out since the SSO change" + "x" * int(os.environ.get("SCENE_PAD", "0"))
 
 
 @tool(effect="idempotent", gate=approval(to="support-lead", noun="reply", within=timedelta(hours=4)))
@@ -104,7 +104,7 @@ SCRIPTS: Mapping[str, Sequence[Any]] = {
     "hold": [[use("hold", "toolu_01")], "Held."],
     "batch": [[use("hold", "toolu_01"), use("reply_to_customer", "toolu_02", text="Open /recover."), use("get_ticket", "toolu_03", ticket="K")], "Done."],
     "busy": [TICKET, "Done."],
-    "long": [*([use("get_ticket", f"toolu_{n:03d}", ticket=f"KITE-{n}")] for n in range(500)), "Done."],
+    "long": [*([use("get_ticket", f"toolu_{n:03d}", ticket=f"KITE-{n}")] for n in range(int(os.environ.get("SCENE_TURNS", "500")))), "Done."],
 }  # fmt: skip
 
 
@@ -130,7 +130,7 @@ class Model:
 def agent_of(world: World, version: str = "1") -> Agent[str]:
     return Agent(
         "kitebase-support", model=Model(world), tools=[get_ticket, reply_to_customer, reply_soon, hold], version=version,
-        instructions=f"You answer tickets (version {version}).")  # fmt: skip
+        instructions=f"You answer tickets (version {version}).", limits=Limits(model_calls=None))  # fmt: skip
 
 
 def app_of(folder: Path, store: str, engine: Any = None, version: str = "1") -> Outlast:
