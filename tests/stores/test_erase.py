@@ -123,7 +123,7 @@ def test_what_is_left(either: CareStore) -> None:
 def test_nothing_goes_on_from_it(either: CareStore) -> None:
     told_everything(either, "run-1")
     either.erase("run-1")
-    with pytest.raises(Refused, match="was erased"):
+    with pytest.raises(Refused, match="run run-1 was erased"):
         either.load(either.head("run-1").run_no)
     with pytest.raises(Refused, match="was erased"):
         send(either, "run-1", "and now?")

@@ -343,6 +343,9 @@ UNION SELECT DISTINCT 'notice', run_no FROM outlast.notice t WHERE NOT EXISTS (S
 -- check_settings --
 SELECT name, reset_val FROM pg_settings WHERE name IN ('fsync', 'full_page_writes', 'synchronous_commit')
 
+-- id_of --
+SELECT run_id FROM outlast.run WHERE run_no = %(run_no)s
+
 -- format --
 SELECT format FROM outlast.run WHERE run_no = %(run_no)s
 

@@ -496,7 +496,11 @@ class PostgresStore(Care):
 
     def load(self, run_no: int, *, after: Place = Place(), since_seq: int = 0) -> tuple[list[Entry], Place]:  # noqa: B008 - a frozen value
         found = self._read(lambda tx: tx.commit(self._after(run_no, after, since_seq)))[0]
-        return self._tail(found, f"number {run_no}", after)
+        try:
+            return self._tail(found, f"number {run_no}", after)
+        except Refused as e:
+            [(run_id,)] = self._read(lambda tx: tx.one("id_of", {"run_no": run_no}, commit=True))
+            raise rows.erased(run_id) from e
 
     def head(self, run_id: str) -> Head:
         return self._only(self._read(lambda tx: tx.one("head", {"run_id": run_id, **self._times()}, commit=True)), run_id)

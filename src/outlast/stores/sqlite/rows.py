@@ -126,11 +126,15 @@ def readable(read: Callable[[], list[Row]], run: str) -> list[Row]:
         raise InvariantViolated(f"an entry of run {run} holds text that is not UTF-8 ({e.reason})", hint="outlast store check", run_id=run) from e
 
 
+def erased(run: str) -> Refused:
+    what = f"run {run} was erased: what is left is that it existed, when and how it went"
+    return Refused(what, hint=f"outlast show {run} --journal", run_id=run)
+
+
 def entry(row: Row, run: str) -> Entry:
     """An entry of a `load` row. A row that cannot be read stops its own run, and no other."""
     if is_blank(row[3]):
-        what = f"run {run} was erased: what is left is that it existed, when and how it went"
-        raise Refused(what, hint=f"outlast show {run} --journal", run_id=run)
+        raise erased(run)
     try:
         return from_row(row[2], row[3], row[4], by=row[6], entry_id=row[7], at=instant(row[5]))
     except NewerFormat as e:

@@ -433,7 +433,14 @@ class SQLiteStore(Care):
     # ---- reading --------------------------------------------------------------------------------------------------------------
 
     def load(self, run_no: int, *, after: Place = Place(), since_seq: int = 0) -> tuple[list[Entry], Place]:  # noqa: B008 - a frozen value
-        return self._files.read(lambda db: self._tail(db, run_no, f"number {run_no}", after, since_seq))
+        try:
+            return self._files.read(lambda db: self._tail(db, run_no, f"number {run_no}", after, since_seq))
+        except Refused as e:
+            raise rows.erased(self._name(run_no)) from e
+
+    def _name(self, run_no: int) -> str:
+        [(_, run_id)] = self._files.read(lambda db: ask(db, Q["ids_of"], {"numbers": _json([run_no])}))
+        return str(run_id)
 
     def head(self, run_id: str) -> Head:
         return self._files.read(lambda db: self._head(db, run_id))
