@@ -8,8 +8,9 @@ import os
 
 import pytest
 
-# A developer's own settings must not reach the tests: no real model is asked, no real store is opened.
-for _name in [n for n in os.environ if n.startswith(("OUTLAST_", "ANTHROPIC_"))]:
+# A developer's own settings must not reach the tests: no real model is asked, no real store is opened. What says how much is tested stays.
+_ABOUT_TESTS = {"OUTLAST_TESTS", "OUTLAST_TEMPORAL_SERVER"}
+for _name in [n for n in os.environ if n.startswith(("OUTLAST_", "ANTHROPIC_")) and n not in _ABOUT_TESTS]:
     del os.environ[_name]
 
 _left_out: list[str] = []

@@ -322,3 +322,42 @@ def test_same_as_ours(engine: str, name: str, drivers: Callable[[str], Driver], 
     assert compared(told(d, run_of(name)), name) == compared(expected, name), json.dumps(
         d.app.engine and dict(d.app.engine.describe(run_of(name)))
     )
+
+
+# ---- every crash point, through an engine -------------------------------------------------------------------------------------------
+
+POINTS = [
+    "claim.after",
+    "model.before",
+    "model.after",
+    "commit.before",
+    "commit.after",
+    "tool.before:get_ticket",
+    "tool.after:get_ticket",
+    "release.after",
+]
+KILLED = [
+    (engine, point)
+    for engine in ENGINES
+    for point in POINTS
+    if engine != "temporal" and (LONG or (engine, point) == ("dbos", "claim.after"))
+]
+
+
+@pytest.mark.parametrize("engine, point", KILLED)
+def test_killed_at(engine: str, point: str, drivers: Callable[[str], Driver]) -> None:
+    """Once at the point, and once more after the gate: the story ends, with one reply."""
+    d, run_id = drivers(engine), f"killed-{re.sub('[^a-z]', '-', point)}"
+    worker = d.worker()
+    d.world.kill_at(point)
+    d.start("story", run_id)
+    d.died(worker)
+    worker = d.worker()
+    d.reaches(run_id, "waiting_for_approval")
+    d.world.kill_at(point.replace("get_ticket", "reply_to_customer"))
+    d.app.decide(run_id, approved=True, decided_by="priya")
+    d.died(worker)
+    d.worker()
+    d.reaches(run_id, "done")
+    assert count(d, "reply", run_id) == 1
+    assert d.app.store_check() == []
