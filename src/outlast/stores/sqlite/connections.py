@@ -178,7 +178,7 @@ class Connections:
 
 
 class _Using:
-    """Around every use: none begins while a fork is being made, and a fork waits for those that have begun."""
+    """Around every use: none begins while a fork is being made; a fork and a close wait for those that have begun."""
 
     __slots__ = ("_of",)
 
@@ -198,8 +198,8 @@ class _Using:
         of = self._of
         with of._changed:
             of._using -= 1
-            if of._using == 0 and of._suspended:
-                of._changed.notify_all()
+            if of._using == 0:
+                of._changed.notify_all()  # a fork or a close may wait for it
 
 
 def _suspend() -> None:
