@@ -112,7 +112,7 @@ def test_a_parents_head_has_what_its_child_spent_before_anybody_drives_it_again(
 
 
 @pytest.mark.parametrize(
-    ("per", "table"),
+    "per, table",
     [
         ("agent", {"lead": (3, BIG_1 + BIG_2 * 2), "helper": (1, SMALL)}),
         ("model", {"big": (3, BIG_1 + BIG_2 * 2), "small": (1, SMALL)}),
