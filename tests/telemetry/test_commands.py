@@ -195,5 +195,5 @@ def test_the_log_of_a_worker_says_whose_step_it_was(file: Path, caplog: pytest.L
         fence = next(app.journal("waits", after=5)).fence
     (record,) = [r for r in caplog.records if getattr(r, "run_id", None) == "waits"]
     assert (record.seq, record.call_id) == (4, None)  # type: ignore[attr-defined]  # what we add
-    assert record.fence >= fence > 0  # type: ignore[attr-defined]
-    assert record.worker  # type: ignore[attr-defined]
+    assert record.fence >= fence > 0  # type: ignore[attr-defined]  # what we add
+    assert record.worker  # type: ignore[attr-defined]  # what we add

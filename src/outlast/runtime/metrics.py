@@ -48,7 +48,7 @@ _counts: dict[tuple[str, Labels], float] = {}
 
 def add(name: str, by: float = 1, **labels: str) -> None:
     """Count. `name` is one of NAMES."""
-    key = (name, tuple(sorted(labels.items())) if labels else ())
+    key = (name, tuple(labels.items() if len(labels) < 2 else sorted(labels.items())))
     with _lock:
         _counts[key] = _counts.get(key, 0) + by
 
