@@ -90,3 +90,34 @@ def test_whoever_lost_the_run_meanwhile_does_nothing() -> None:
     with pytest.raises(LeaseLost):
         writer.save([ASKED])
     assert kinds(store) == ["RunStarted", "MessageAdded", "RunCancelled"]
+
+
+class Flooded(OnItsWay):
+    """Before each of the first appends somebody else's text comes in; the answer to the one under the lock is lost, and it stood."""
+
+    def __init__(self) -> None:
+        super().__init__(arrives=True)
+        self.texts = ["one", "two"]
+
+    def text(self) -> None:
+        if self.texts:
+            sent = r.TextSent(self.texts.pop(0))
+            self.outside("run-1", lambda tail: base.Outside([sent]))
+
+    def append(self, lease: base.Lease, place: base.Place, batch: base.Batch, *, now: datetime) -> base.Appended | base.Behind:
+        self.text()
+        return super().append(lease, place, batch, now=now)
+
+    def append_locked(self, lease: base.Lease, place: base.Place, plan: Any, *, now: datetime) -> Any:
+        self.text()
+        super().append_locked(lease, place, plan, now=now)
+        raise CommitUnknown("the answer was lost")
+
+
+def test_an_answer_that_stands_behind_what_others_wrote_is_found() -> None:
+    store = Flooded()
+    writer = driven(store)
+    writer.save([ASKED])
+    assert kinds(store) == ["RunStarted", "MessageAdded", "TextSent", "TextSent", "MessageAdded"]
+    assert [e.content for e in writer.heard if isinstance(e, r.TextSent)] == ["one", "two"]
+    assert writer.run.entries == store.head("run-1").entries

@@ -43,6 +43,7 @@ T = TypeVar("T")
 
 LATE_START = timedelta(seconds=30)  # an intent that was saved longer ago is not acted upon any more
 POISON = 5  # deaths of a worker in a row, without a message, a result or a gate in between
+STORE_PAUSE_S = 1.0  # before a call whose intent could not be saved is begun again, beside others that run
 CHARS_PER_TOKEN = 4  # rough: for the cost of a model call whose answer was lost
 
 
@@ -83,6 +84,7 @@ class Drive:
         self.saving = asyncio.Lock()
         self.tasks: dict[str, asyncio.Task[r.Entry | None]] = {}
         self.news = asyncio.Event()
+        self.unsaved: Sequence[r.Entry] = ()  # what has come and is on its way into the store
         self.lost = False
         self.draining = False
         self.drained_at: float | None = None
@@ -149,7 +151,8 @@ class Drive:
             raise
         finally:
             self.keeper.remove(self.writer.lease.run_id)
-            self._file_late(await self._stop_tasks())
+            stopped = await self._stop_tasks()
+            self._file_late([*self.unsaved, *stopped])
 
     async def step(self, doing: str | None = None) -> Saved:
         """One step (a model call, or a batch of calls) and the lease goes back in the append that saves it: for an engine's activity.
@@ -169,13 +172,13 @@ class Drive:
             if not saved.released:
                 if isinstance(saved.step, s.RunCalls):
                     self._start(saved.step.calls)
-                work = asyncio.ensure_future(self._ask_model() if isinstance(saved.step, s.CallModel) else self._listen(None))
+                work = asyncio.ensure_future(self._ask_model() if isinstance(saved.step, s.CallModel) else self._beside())
                 self.draining = True
                 saved = await work
             while not saved.released:
                 if isinstance(saved.step, s.RunCalls) and self.drained_at is None:  # let through while others run: the same batch
                     self._start(saved.step.calls)
-                    saved = await self._listen(None)
+                    saved = await self._beside()
                 else:
                     saved = await self._take(saved.step)
             point("release.after")
@@ -185,17 +188,23 @@ class Drive:
             raise
         finally:
             self.keeper.remove(self.writer.lease.run_id)
-            self._file_late(await self._stop_tasks())
+            stopped = await self._stop_tasks()
+            self._file_late([*self.unsaved, *stopped])
 
     def _start(self, calls: Sequence[s.RunCall]) -> None:
         for call in calls:
             self.tasks[call.call_id] = asyncio.ensure_future(self._call(call))
 
+    async def _beside(self) -> Saved:
+        """What remains beside the calls that were just started: until when it waits was not asked before they were."""
+        return await self._save([])
+
     async def _give_back(self) -> None:
         """Our own task was cancelled: save what has come, give the lease back, due at once."""
         self.drain(timedelta(0))
+        stopped = await self._stop_tasks()
         try:
-            await self._save(await self._stop_tasks())
+            await self._save([*self.unsaved, *stopped])
         except OutlastError as e:
             log.warning("run %s: its lease could not be given back: %s", self.run.id, e, extra=self.writer.about())
 
@@ -252,7 +261,7 @@ class Drive:
                 return await self._ask_model()
             case s.RunCalls(calls) if not self.draining:
                 self._start(calls)
-                return await self._listen(None)
+                return await self._beside()
             case s.Wait(until=until):
                 return await self._listen(until)
             case s.Finish():
@@ -280,11 +289,31 @@ class Drive:
         if self.drained_at is not None and monotonic() >= self.drained_at:
             return await self._save(await self._stop_tasks())
         done = [call_id for call_id, task in self.tasks.items() if task.done()]
-        facts = [self.tasks.pop(call_id).result() for call_id in done]
         if not done:
             async with self.saving:
                 await self._thread(self.writer.load)
-        return await self._save([fact for fact in facts if fact is not None])
+        return await self._save(await self._results(done))
+
+    async def _results(self, done: Sequence[str]) -> Sequence[r.Entry]:
+        """What the calls that are back leave. A call that could not begin takes no other's result along, nor a call that still runs."""
+        facts: list[r.Entry] = []
+        failed: list[Exception] = []
+        for call_id in done:
+            try:
+                fact = self.tasks.pop(call_id).result()
+            except Exception as e:  # noqa: BLE001 - its intent could not be saved, the lease is lost, a bug of ours: raised below
+                failed.append(e)
+            else:
+                facts += [fact] if fact is not None else []
+        self.unsaved = facts
+        for raised in failed:
+            again = isinstance(raised, StoreError) and not isinstance(raised, LeaseLost)
+            if not again or not (facts or self.tasks):
+                raise raised
+            log.warning("run %s: a call could not begin yet: %s", self.run.id, raised, extra=self.writer.about())
+        if failed:
+            await asyncio.sleep(STORE_PAUSE_S)
+        return facts
 
     def _keep(self, step: s.Step, now: datetime) -> bool:
         """A short timer is slept through: giving the lease back would cost more than it frees."""
@@ -504,7 +533,9 @@ class Drive:
     # ---- saving -----------------------------------------------------------------------------------------------------------------
 
     async def _save(self, facts: Sequence[r.Entry]) -> Saved:
+        self.unsaved = facts
         async with self.saving:
+            self.unsaved = ()  # from here on they count as saved, or are filed: whoever cancels us waits for the store
             ran_by = (self.run.agent_version, self.run.code)
             try:
                 self._raise_if_lost()

@@ -57,7 +57,7 @@ async def invoke(
         return await _within(_guarded(function(**kwargs)), timeout, late)
     future: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
     _in_thread(function, kwargs, future, late)
-    ended = await _within(_come(future), timeout, late, thread=True)
+    ended = await _within(future, timeout, late, thread=True)  # who gives up cancels it; what the thread delivers afterwards is late
     if ended.raised is None and not ended.alive and inspect.isawaitable(ended.value):
         return await _within(_guarded(ended.value), timeout, late)
     return ended
@@ -88,11 +88,6 @@ def _in_thread(function: Callable[..., Any], kwargs: dict[str, Any], future: asy
     threading.Thread(target=run, name=f"tool {getattr(function, '__name__', '')}", daemon=True).start()
 
 
-async def _come(future: asyncio.Future[Ended]) -> Ended:
-    """Not shielded: who gives up cancels the future, and what the thread delivers afterwards is late."""
-    return await future
-
-
 async def _guarded(awaitable: Awaitable[Any]) -> Ended:
     """Await a person's coroutine; what it raises becomes a value, our own cancellation stays one."""
     try:
@@ -108,16 +103,20 @@ async def _guarded(awaitable: Awaitable[Any]) -> Ended:
 
 async def _within(work: Any, timeout: timedelta, late: Late, *, thread: bool = False) -> Ended:
     """Control comes back on time, whatever the work does."""
-    task: asyncio.Task[Ended] = asyncio.ensure_future(work)
+    task: asyncio.Future[Ended] = asyncio.ensure_future(work)
     try:
         done, _ = await asyncio.wait({task}, timeout=timeout.total_seconds())
     except asyncio.CancelledError:
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             done, _ = await asyncio.wait({task}, timeout=0 if thread else GRACE_S)
-            if done and not task.cancelled():
+            if not done and not thread:
+                task.add_done_callback(lambda t: None if t.cancelled() else late(t.result()))
+            elif not task.cancelled():
                 late(task.result())
         raise
+    if done and task.cancelled():  # by itself, we were not: the tool's outcome, or its worker would take it for a stop of its own
+        return Ended(raised=asyncio.CancelledError("the tool cancelled its own task"))
     if done:
         return task.result()
     why = TimeoutError(f"timed out after {gate.duration(timeout)}")

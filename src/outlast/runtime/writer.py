@@ -143,7 +143,8 @@ class Writer:
                     batch = plan.batch
             except CommitUnknown as e:
                 log.warning("run %s: %s; reading what stands", self.lease.run_id, e, extra=self.about())
-                if self._stood(batch):
+                assert plan.batch is not None
+                if self._stood(plan.batch):  # under the lock it was made anew, after what had come in
                     facts = ()
                 continue
             except LeaseLost:
@@ -212,14 +213,16 @@ class Writer:
     def _stood(self, batch: base.Batch) -> bool:
         """Settle an unknown commit: did this batch stand? Raises LeaseLost."""
         entries, place = self._settle()
-        ours = [r.to_row(e) for e in batch.entries]
-        stood = bool(ours) and [r.to_row(e) for e in entries[: len(ours)]] == ours
+        ours, there = [r.to_row(e) for e in batch.entries], [r.to_row(e) for e in entries]
+        # Others' entries may stand before ours: an append under the lock read them first.
+        at = next((n for n in range(len(there) - len(ours) + 1) if there[n : n + len(ours)] == ours), None) if ours else None
         self.run, self.place = r.fold(self.run, entries), place
         self.status = ""
-        if stood:
+        if at is not None:
             self._marked(batch)
-        self.heard += entries[len(ours) :] if stood else entries
-        return stood
+            entries = entries[:at] + entries[at + len(ours) :]
+        self.heard += entries
+        return at is not None
 
     def _settle(self) -> tuple[list[r.Entry], base.Place]:
         """Take the run's row again under our nonce, and read what stands after our last known place."""
