@@ -73,6 +73,7 @@ FOREGROUND = timedelta(seconds=60)  # `run` and `resume` sleep through timers up
 BACKGROUND = timedelta(seconds=5)  # a worker gives the lease back for anything longer
 STOP_TELLING_S = 5.0  # for what is being sent when a worker ends
 LOOK_FOR_STUCK_S = 300.0  # between two looks of a worker for runs that do not go on by themselves
+RECENT = 32  # runs that an engine's worker keeps in memory between two steps, so that a step does not read the whole journal anew
 DRIVERS = (base.BUILT_IN, "temporal", "restate", "dbos", "inngest")
 _EXAMPLES = {
     "temporal": "temporal://HOST:7233/NAMESPACE", "restate": "restate://HOST:8080", "dbos": "dbos:", "inngest": "inngest://HOST:8288"}  # fmt: skip
@@ -142,6 +143,7 @@ class Outlast:
         self._opened: tuple[int, care.CareStore, Keeper, ThreadPoolExecutor] | None = None
         self._stack: contextlib.AsyncExitStack | None = None
         self._entered_agents: Mapping[str, Agent[Any]] | None = None  # with the tools of their servers, inside of `async with app`
+        self._recent: dict[int, tuple[r.Run, base.Place]] = {}  # as an engine's last steps here left them, oldest first
         self._slots: asyncio.Semaphore | None = None  # how many steps an engine's worker takes at once
         self._looked_at, self._known_stuck = float("-inf"), set[tuple[str, str]]()
         self._target: str | None = None  # MODULE:ATTR, where a command loaded this app: a run can be driven alone
@@ -177,7 +179,9 @@ class Outlast:
             started = await self._blocking(lambda: self.start(agent, input, run_id=run_id, tags=tags, by=by))
             return cast("Run[Out]", await self._until_it_waits(started.run_id))
         new = self._new_run(agent, input, run_id, tags, by)
-        head, lease, created = await self._taken(lambda: self._store.start(new, owner=owner.me(), lease_s=self._lease_s), lambda made: made[1])
+        head, lease, created = await self._taken(
+            lambda: self._store.start(new, owner=owner.me(), lease_s=self._lease_s), lambda made: made[1]
+        )
         if not created:
             self._same(head, new)
             return cast("Run[Out]", await self.resume(head.run_id))
@@ -238,7 +242,9 @@ class Outlast:
             raise UsageError("a worker needs agents", hint="Outlast(agents=[...])")
         if self.engine is not None:
             if agents:
-                raise UsageError(f"agents: {self.engine.driver} gives a worker any of its runs", hint="a task queue, or an application, of their own")
+                raise UsageError(
+                    f"agents: {self.engine.driver} gives a worker any of its runs", hint="a task queue, or an application, of their own"
+                )
             await self._work_for(self.engine, concurrency, grace, until_idle=until_idle)
             return
         async with self._deps_now() as deps, self._telling() as teller:
@@ -432,6 +438,7 @@ class Outlast:
         head, _, created = self._store.start(new)
         if not created:
             self._same(head, new)
+        self._poke_engine(head)
         return RunHead(**head_fields(head))
 
     @contextmanager
@@ -589,7 +596,9 @@ class Outlast:
         """Put in what `store_export` gave: a moved run under its own id, any other one only as another run."""
         return RunHead(**head_fields(moving.read_in(self._store, document, run_id=None if run_id is None else _run_id(run_id))))
 
-    def store_copy(self, to: str | os.PathLike[str], *, by: str | None = None, each: Callable[[str], None] = lambda run_id: None) -> moving.Copied:
+    def store_copy(
+        self, to: str | os.PathLike[str], *, by: str | None = None, each: Callable[[str], None] = lambda run_id: None
+    ) -> moving.Copied:
         """Carry every run to another store, and end it here. Cut off anywhere, the same again goes on. No worker may run meanwhile."""
         target = open_store(to, clock=self._clock)
         try:
@@ -629,7 +638,9 @@ class Outlast:
             why = f"this process does not know the agent {head.agent!r}"
             unknown = plans.Missing("agent", head.agent, why)
             first = found.next if found.next == "wait" else "hold"
-            return replace(found, next=first, reason=found.reason if first == "wait" else why, tokens=None, cost_usd=None, missing=[unknown])
+            return replace(
+                found, next=first, reason=found.reason if first == "wait" else why, tokens=None, cost_usd=None, missing=[unknown]
+            )
         return replace(found, missing=[*found.missing, *self._missing(agent, found)])
 
     def check_deploy(self, *, agents: Sequence[str] = ()) -> deploy.Report:
@@ -934,7 +945,12 @@ class Outlast:
             finally:
                 self._keeper.remove(lease.run_id)
             if code:
-                log.warning("run %s: the process that drove it alone ended with %s", lease.run_id, code, extra={"run_id": lease.run_id, "fence": lease.fence})
+                log.warning(
+                    "run %s: the process that drove it alone ended with %s",
+                    lease.run_id,
+                    code,
+                    extra={"run_id": lease.run_id, "fence": lease.fence},
+                )
 
         return drive
 
@@ -1190,7 +1206,7 @@ class Outlast:
                 return Taken(run_id, head.seq, "busy", None, head.status, e.until)
             except Refused:  # moved to another driver in this moment
                 return Taken(run_id, head.seq, "done", None, head.status, None)
-            return await self._step_held(engine, lease, agent, deps, doing)
+            return await self._step_held(engine, lease, agent, deps, doing, entries=head.entries)
 
     def _claim_for_step(self, run_id: str, driver: str) -> base.Lease:
         """Claim; a holder that is provably dead is none."""
@@ -1202,7 +1218,9 @@ class Outlast:
         self._store.reap()
         return self._store.claim_run(run_id, owner.me(), lease_s=self._lease_s, driver=driver)
 
-    async def _step_held(self, engine: Engine, lease: base.Lease, agent: Agent[Any], deps: Any, doing: str | None) -> Taken:
+    async def _step_held(
+        self, engine: Engine, lease: base.Lease, agent: Agent[Any], deps: Any, doing: str | None, *, entries: int
+    ) -> Taken:  # fmt: skip
         crashpoints.point("claim.after")
         run_id = lease.run_id
         try:
@@ -1210,10 +1228,17 @@ class Outlast:
         except OutlastError:
             await self._blocking(lambda: self._store.release(lease))
             raise
+        known = self._recent.pop(lease.run_no, None)
+        if known is not None and known[1].entries <= entries:  # a journal only grows: what is new is read
+            drive.writer.run, drive.writer.place = known
         try:
             saved = await drive.step(doing)
         except LeaseLost:
             return Taken(run_id, drive.run.seq, "busy", None, "running", None)
+        if not isinstance(saved.step, s.Finish):
+            self._recent[lease.run_no] = (drive.writer.run, drive.writer.place)
+            while len(self._recent) > RECENT:
+                del self._recent[next(iter(self._recent))]
         for entry in saved.entries:
             if isinstance(entry, r.GateOpened) and entry.kind == "run" and entry.args:
                 await self._blocking(self._tell_engine, engine.start, str(entry.args["run_id"]))

@@ -18,12 +18,15 @@ import pytest
 
 from engines.drivers import driver, free_port
 from engines.scene import World, agent_of, app_of
-from outlast import Outlast
+from outlast import Agent, Outlast
 from outlast.engines import DBOS, Inngest, Restate, Temporal, base, resolve
 from outlast.engines.base import Engine, left_s
 from outlast.errors import Refused, StoreError, UsageError
+from outlast.mcp import MCPServer
+from outlast.models import ScriptedModel
 from outlast.runtime.clock import ManualClock
 from support.waiting import until
+from support.world import use
 
 ENGINES: dict[str, type[Any]] = {"temporal": Temporal, "restate": Restate, "dbos": DBOS, "inngest": Inngest}
 SOURCE = Path(base.__file__).parent
@@ -134,6 +137,36 @@ def test_a_finished_run_goes_on_with_what_is_sent() -> None:
             d.app, lambda: d.app.head("run-1").status in ("failed", "done") and d.app.head("run-1").seq > 4, what=d.logs()
         )  # the script is over
         assert d.app.engine is not None and d.app.engine.describe("run-1")["id"] == "run-1~2"
+
+
+def test_agents_as_tools_and_tools_of_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child run and its parent are begun and woken without a look of the worker's; tools of an MCP server are there for an engine's steps."""
+    from mcp.server import MCPServer as Theirs
+
+    monkeypatch.setattr(base, "POKE_S", 600.0)
+    server = Theirs("shop")
+
+    @server.tool()
+    def order(id: str) -> str:
+        """An order."""
+        return f"{id} is on its way"
+
+    child = Agent(
+        "looker",
+        model=ScriptedModel([[use("order", "toolu_01", id="O-1")], "On its way."]),
+        tools=[MCPServer(server, effects={"order": "read"})],
+    )
+    parent = Agent(
+        "front",
+        model=ScriptedModel([[use("ask_looker", "toolu_01", task="O-1?")], "Told."]),
+        tools=[child.as_tool(name="ask_looker", description="Ask.")],
+    )
+    with driver("inngest") as d, Outlast(d.folder / "two.db", agents=[parent], engine=d.url) as app, working(app):
+        app.start(parent, "Where is O-1?", run_id="run-1")
+        until(app, lambda: app.head("run-1").status == "done")
+        result = app.get("run-1").messages[2]["content"][0]
+        assert result["content"] == "On its way."
+        assert app.get("run-1:toolu_01").messages[2]["content"][0]["content"] == "O-1 is on its way"
 
 
 def test_moved_while_it_waits() -> None:

@@ -44,6 +44,7 @@ class DBOS:
     def __init__(self, url: str = "dbos:", *, client: Any = None) -> None:
         self.url, self.schema = url.removeprefix("dbos:").removeprefix("//"), "dbos"
         self._client_made, self._lock = client, threading.Lock()
+        self._newest: dict[str, str] = {}  # of runs that had more than one: where to begin looking
 
     def beside(self, store: Any) -> None:
         """Where our store is: its URL, taken apart."""
@@ -158,9 +159,11 @@ class DBOS:
 
     def _current(self, run_id: str) -> tuple[str, str] | None:
         """The run's newest workflow, and its state."""
-        found, id = None, run_id
+        found, id = None, self._newest.get(run_id, run_id)
         while rows := self._client().list_workflows(workflow_ids=[id], load_input=False, load_output=False):
             found, id = (id, str(rows[0].status)), _following(id)
+        if found is not None and found[0] != run_id:
+            self._newest[run_id] = found[0]
         return found
 
 
