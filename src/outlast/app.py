@@ -143,7 +143,7 @@ class Outlast:
         self._opened: tuple[int, care.CareStore, Keeper, ThreadPoolExecutor] | None = None
         self._stack: contextlib.AsyncExitStack | None = None
         self._entered_agents: Mapping[str, Agent[Any]] | None = None  # with the tools of their servers, inside of `async with app`
-        self._recent: dict[int, tuple[r.Run, base.Place]] = {}  # as an engine's last steps here left them, oldest first
+        self._recent: dict[int, tuple[r.Run, base.Place, int]] = {}  # as an engine's last steps here left them, oldest first
         self._slots: asyncio.Semaphore | None = None  # how many steps an engine's worker takes at once
         self._looked_at, self._known_stuck = float("-inf"), set[tuple[str, str]]()
         self._target: str | None = None  # MODULE:ATTR, where a command loaded this app: a run can be driven alone
@@ -1229,14 +1229,14 @@ class Outlast:
             await self._blocking(lambda: self._store.release(lease))
             raise
         known = self._recent.pop(lease.run_no, None)
-        if known is not None and known[1].entries <= entries:  # a journal only grows: what is new is read
-            drive.writer.run, drive.writer.place = known
+        if known is not None and known[0].id == run_id and known[1].entries <= entries and known[2] < lease.fence:
+            drive.writer.run, drive.writer.place = known[:2]  # a journal only grows: what is new is read
         try:
             saved = await drive.step(doing)
         except LeaseLost:
             return Taken(run_id, drive.run.seq, "busy", None, "running", None)
         if not isinstance(saved.step, s.Finish):
-            self._recent[lease.run_no] = (drive.writer.run, drive.writer.place)
+            self._recent[lease.run_no] = (drive.writer.run, drive.writer.place, lease.fence)
             while len(self._recent) > RECENT:
                 del self._recent[next(iter(self._recent))]
         for entry in saved.entries:
