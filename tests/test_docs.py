@@ -2,19 +2,23 @@
 command, option, variable, view and column that the code has.
 """
 
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import apsw
 import pytest
 import typer
 
-from outlast import settings
+from outlast import Agent, Outlast, approval, settings, tool
 from outlast.cli import build
+from outlast.documents import entry_document
+from outlast.models import ScriptedModel
 from outlast.stores.sqlite.store import SQLiteStore
 
 ROOT = Path(__file__).parents[1]
@@ -32,10 +36,23 @@ def pages() -> list[Path]:
 # --- links ----------------------------------------------------------------------------------------------------------------
 
 
+def anchors(page: Path) -> set[str]:
+    """Of its headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", FENCE.sub("", page.read_text(encoding="utf-8")), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
+
+
 def broken_links(page: Path) -> list[str]:
     text = FENCE.sub("", page.read_text(encoding="utf-8"))
-    targets = [t.split("#")[0] for t in LINK.findall(text) if "://" not in t and not t.startswith(("#", "mailto:"))]
-    return [t for t in targets if not (page.parent / t).exists()]
+    broken = []
+    for target in LINK.findall(text):
+        if "://" in target or target.startswith("mailto:"):
+            continue
+        name, _, anchor = target.partition("#")
+        file = page.parent / name if name else page
+        if not file.exists() or (anchor and file.suffix == ".md" and anchor not in anchors(file)):
+            broken.append(target)
+    return broken
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda p: str(p.relative_to(ROOT)))
@@ -45,8 +62,10 @@ def test_relative_links_lead_to_files(page: Path) -> None:
 
 def test_a_broken_link_is_seen(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    page.write_text("[here](page.md) [gone](nowhere.md#part) [out](https://example.org) ![picture](none.png)")
-    assert broken_links(page) == ["nowhere.md", "none.png"]
+    page.write_text(
+        "# A part, here\n[here](page.md#a-part-here) [gone](nowhere.md#part) [out](https://example.org) ![picture](none.png) [no](#other)"
+    )
+    assert broken_links(page) == ["nowhere.md#part", "none.png", "#other"]
 
 
 def test_every_page_is_in_the_index() -> None:
@@ -141,3 +160,32 @@ def test_reference_names_every_view_and_its_columns(tmp_path: Path) -> None:
     there = {view: [row[1] for row in db.execute(f"PRAGMA table_info({view})")] for view in views}
     db.close()
     assert said == there
+
+
+def documents_of(page: Path) -> list[dict[str, Any]]:
+    """Every JSON document in its fences."""
+    found, decoder = [], json.JSONDecoder()
+    for kind, body in FENCE.findall(page.read_text(encoding="utf-8")):
+        rest = body.strip() if kind == "json" else ""
+        while rest:
+            document, end = decoder.raw_decode(rest)
+            found.append(document)
+            rest = rest[end:].lstrip()
+    return found
+
+
+def test_reference_names_every_key_of_the_documents(tmp_path: Path) -> None:
+    @tool(effect="idempotent", gate=approval(to="support-lead", within=None))
+    def reply(text: str) -> str:
+        """Send a reply."""
+        return text
+
+    model = ScriptedModel([[{"type": "tool_use", "id": "toolu_01", "name": "reply", "input": {"text": "Hello."}}], "Done."])
+    agent = Agent("support", model=model, tools=[reply])
+    with Outlast(tmp_path / "a.db", agents=[agent]) as app:
+        run = app.run_sync(agent, "Answer.", run_id="run-1")
+        checkpoint = next(app.checkpoints("run-1"))
+        entry = entry_document("run-1", next(iter(app.journal("run-1"))))
+    said = {d["type"]: d for d in documents_of(REFERENCE / "documents.md")}
+    for document in (run.to_dict(), run.gates[0].to_dict(), checkpoint.to_dict(), entry):
+        assert sorted(said[document["type"]]) == sorted(document)
