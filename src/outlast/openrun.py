@@ -21,7 +21,7 @@ from outlast.core import messages as m
 from outlast.core import run as r
 from outlast.core import step as s
 from outlast.documents import Checkpoint, Message, RunHead, Status, Tags, head_fields
-from outlast.errors import LeaseLost, Refused, UsageError
+from outlast.errors import LeaseLost, Refused, StoreError, UsageError
 from outlast.runtime.drive import Drive
 from outlast.runtime.writer import Saved
 
@@ -39,12 +39,22 @@ class OpenRun:
         self._drive: Drive = app._drive_of(lease, agent, deps=app._deps, patience_s=0)
         self._writer = self._drive.writer
         self._lost = False
-        self._row = app._store.head(lease.run_id)
+        self._saved: Saved
+        try:
+            self._take_up(lease)
+        except BaseException:  # nobody will close what was never opened
+            app._keeper.remove(lease.run_id)
+            with suppress(StoreError):  # its lease runs out
+                app._store.release(self._writer.lease)
+            raise
+
+    def _take_up(self, lease: base.Lease) -> None:
+        self._row = self._app._store.head(lease.run_id)
         self._drive.head_row = self._row
         self._writer.status, self._writer.needed = self._row.status, self._row.needs
         self._writer.load()
-        app._keeper.add(lease, self._news)
-        self._saved: Saved = self._writer.save(self._drive.found_on_take_over())
+        self._app._keeper.add(lease, self._news)
+        self._saved = self._writer.save(self._drive.found_on_take_over())
         self._drive.tell(self._saved)
 
     def _news(self, renewed: base.Renewed) -> None:
@@ -182,11 +192,11 @@ class OpenRun:
         raise UsageError("call_sync cannot be used inside a running event loop", hint="await run.call(call)")
 
     def _check(self) -> None:
-        if self._lost:
-            raise LeaseLost(f"run {self._writer.run.id} is held by somebody else now", run_id=self._writer.run.id)
-        if self._saved.released:
+        if self._saved.released:  # first: the keeper finds a lease that we gave back gone as well
             raise Refused(f"run {self._writer.run.id} is {self._saved.status}: {self._saved.reason or 'nothing is to be done'}", run_id=self._writer.run.id,
                           hint=f"outlast show {self._writer.run.id}")  # fmt: skip
+        if self._lost:
+            raise LeaseLost(f"run {self._writer.run.id} is held by somebody else now", run_id=self._writer.run.id)
 
     def _after(self, saved: Saved) -> None:
         self._saved = saved

@@ -14,6 +14,7 @@ from tests.support.waiting import LIMIT_S, happens, until
 from tests.support.world import Ledger, assert_whole, tools, use
 
 from outlast import Agent, Outlast, ToolContext, tool
+from outlast.errors import UsageError
 from outlast.models import ScriptedModel
 from outlast.runtime import crashpoints
 
@@ -186,3 +187,23 @@ def test_cancelling_run_gives_its_lease_back(tmp_path: Path) -> None:
         assert app.resume_sync("r").status == "done"
         assert app._store.head("r").attempts == 0
         assert_whole(app, "r")
+
+
+def test_runs_whose_agent_cannot_be_driven_here_are_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker whose agent's model cannot be made says so and ends; what it had taken does not count as a death."""
+    agent = Agent("a", model=ScriptedModel(["Done."]))
+    with Outlast(tmp_path / "o.db", agents=[agent]) as app:
+        for run_id in ("r", "s"):
+            app.start(agent, "go", run_id=run_id)
+
+        def refuses(*args: Any, **kwargs: Any) -> Any:
+            raise UsageError("no key")
+
+        with monkeypatch.context() as broken:
+            broken.setattr(app, "_drive_of", refuses)
+            with pytest.raises(UsageError, match="no key"):
+                app.work_sync(until_idle=True)
+        heads = [app._store.head(run_id) for run_id in ("r", "s")]
+        assert [(head.lease_owner, head.attempts) for head in heads] == [(None, 0), (None, 0)]
+        app.work_sync(until_idle=True)
+        assert {app.head(run_id).status for run_id in ("r", "s")} == {"done"}

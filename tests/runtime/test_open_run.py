@@ -11,9 +11,10 @@ from tests.support.deaths import dying_at
 from tests.support.world import GATE, Ledger, assert_whole, tools, use
 
 from outlast import ToolContext, ToolFailed, tool
-from outlast.errors import LeaseLost, Refused, RunBusy, RunExists, RunNotFound, UsageError
+from outlast.errors import LeaseLost, Refused, RunBusy, RunExists, RunNotFound, StoreError, UsageError
 from outlast.models import ModelRequest, ScriptedModel
 from outlast.runtime.clock import ManualClock
+from outlast.runtime.writer import Writer
 from outlast.stores.sqlite.store import boot_ms
 
 TURNS = [[use("look", "c1", text="a"), use("deliver", "c2", text="b")], [use("act", "c3", text="c")], "Done."]
@@ -199,3 +200,28 @@ def test_call_sync_inside_a_loop(make_app: MakeApp, ledger: Ledger) -> None:
             return await run.call(run.pending[0])
 
     assert asyncio.run(play())["content"] == '{"done": "a"}'
+
+
+def test_what_could_not_be_opened_is_not_kept(make_app: MakeApp, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(self: Writer, *args: Any, **kwargs: Any) -> Any:
+        raise StoreError("disk full")
+
+    app = make_app()
+    with monkeypatch.context() as broken:
+        broken.setattr(Writer, "save", fails)
+        with pytest.raises(StoreError, match="disk full"), app.open("r", "go", tools=[]):
+            pass
+    assert app._keeper.held() == 0
+    assert app._store.head("r").lease_owner is None
+    assert loop(app, "r", made=[tools()["look"]], turns=["Done."]).status == "done"
+
+
+def test_a_run_that_is_over_says_so_when_its_lease_was_seen_gone(make_app: MakeApp) -> None:
+    app = make_app()
+    with app.open("r", "go", tools=[]) as run:
+        run.append("Done.")
+        [gone] = app._store.peek([run._writer.lease])
+        run._news(gone)  # as the keeper says it a moment later
+        assert not gone.held
+        with pytest.raises(Refused, match="r is done"):
+            run.append("More.")

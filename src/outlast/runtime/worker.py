@@ -107,9 +107,15 @@ class Worker:
             self.no_takeover_until = monotonic() + self.lease_s
             log.warning("no work could be taken: %s", e)
             return
-        for lease in leases:
+        for n, lease in enumerate(leases):
             point("claim.after")
-            self._begin(lease)
+            try:
+                self._begin(lease)
+            except OutlastError:  # its agent's model cannot be made, say: no claim of ours may count as a death
+                for other in leases[n:]:
+                    with contextlib.suppress(StoreError):  # its lease runs out
+                        await self.blocking(lambda other=other: self.store.release(other))
+                raise
 
     async def _claim(self, limit: int, needs: Sequence[tuple[str, str]]) -> Sequence[base.Lease]:
         """A claim under way when the worker is stopped counts as made: what it took is given back at once."""
@@ -178,6 +184,9 @@ class Worker:
                     await self.sweep()
             except StoreError as e:
                 log.warning("%s", e)
+                await asyncio.sleep(IDLE_S)
+            except Exception:
+                log.exception("a bug of ours; this worker goes on watching")  # or no deadline is swept here any more, and nobody would know
                 await asyncio.sleep(IDLE_S)
 
     async def _idle(self) -> bool:
