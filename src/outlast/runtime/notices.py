@@ -261,7 +261,8 @@ class Teller:
         while not self._stopped:
             await self.deliver()
             try:
-                await asyncio.wait_for(self._news.wait(), LOOK_S)
+                async with asyncio.timeout(LOOK_S):  # not wait_for, which may swallow our own cancellation
+                    await self._news.wait()
             except TimeoutError:
                 continue
             self._news.clear()

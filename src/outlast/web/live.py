@@ -73,7 +73,8 @@ class Hub:
             yield "retry: 1000\n\n"
             while not self._closed:
                 try:
-                    await asyncio.wait_for(listener.news.wait(), BEAT_S)
+                    async with asyncio.timeout(BEAT_S):  # not wait_for, which may swallow our own cancellation
+                        await listener.news.wait()
                 except TimeoutError:
                     self._start()
                     yield ": still here\n\n"
