@@ -189,6 +189,9 @@ def test_edit_approve_runs_other_arguments(at: str, make_app: MakeApp, ledger: L
     assert app.inbox()[0].outcome is None
     gate = app.decide("r", approved=True, args={"amount": 5}, decided_by="priya", digest=shown.digest)
     assert (gate.args, gate.edited_args, gate.decided_by) == ({"amount": 500}, {"amount": 5}, "priya")
+    assert app.decide("r", approved=True, args={"amount": 5}, decided_by="priya") == gate
+    with pytest.raises(GateClosed):  # 500 was shown, and 5 will run
+        app.decide("r", approved=True, decided_by="priya")
     with dying_at(at):
         app.resume_sync("r")
     app = make_app(agent, clock=clock)

@@ -137,6 +137,7 @@ def test_a_cap_stops_before_the_call_that_may_pass_it_and_a_person_raises_it(tmp
         with pytest.raises(UsageError, match="above"):
             app.decide("r", approved=True, decided_by="ada", args={"raise_to": "0.01"})
         app.decide("r", approved=True, decided_by="ada", args={"raise_to": "0.10"})
+        app.decide("r", approved=True, decided_by="ada", args={"raise_to": "0.10"})  # once more: accepted
         again = app.resume_sync("r")
         assert again.status == "waiting_for_budget"
         assert Decimal("0.10") - 2 * ONE <= spent(again) <= Decimal("0.10")

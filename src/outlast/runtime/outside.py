@@ -79,6 +79,8 @@ def decide(kinds: Sequence[str], call: str | None, entry: r.GateDecided, *, dige
         if digest is not None and digest not in (row.digest, codec.digest(codec.decode(row.edited_args)) if row.edited_args else None):
             raise _closed(tail, row, f"{row.call_id or row.gate_id} no longer has the arguments that were shown ({digest[:20]}…)")
         if row.outcome is not None:
+            if row.kind == "budget" and mine.args is not None:
+                mine = prepare(tail, row, mine)  # 0.5 and "0.5" are the same limit
             return _decided_before(tail, row, mine)
         if row.closes_at is not None and tail.now >= row.closes_at:
             raise _closed(tail, replace(row, outcome="expired"), f"{row.call_id or row.gate_id} expired at {r.iso(row.closes_at)}")
@@ -93,9 +95,10 @@ def decide(kinds: Sequence[str], call: str | None, entry: r.GateDecided, *, dige
 
 
 def _decided_before(tail: base.Tail, row: GateRow, mine: r.GateDecided) -> base.Outside:
-    """The same decision of the same person again is accepted and changes nothing; any other hears what stands."""
+    """The same decision of the same person again is accepted and changes nothing; any other hears what stands. So does who approves what was
+    shown where edited arguments run: that is not what they saw."""
     edited = codec.canonical(codec.decode(row.edited_args)) if row.edited_args else None
-    same_args = mine.args is None or codec.canonical(mine.args) == edited
+    same_args = (codec.canonical(mine.args) if mine.args is not None else None) == edited
     if row.outcome == mine.outcome and row.decided_by == mine.by and same_args:
         return base.Outside(value=gate_of(tail.head, row), wake=False)
     when = f" at {r.iso(row.decided_at)[11:16]}" if row.decided_at else ""
