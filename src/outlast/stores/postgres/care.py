@@ -74,7 +74,7 @@ class Care(Pages):
             if not made:
                 return False
             more = {"run_no": made[0][0], "run": text}
-            tx.commit(("put_entries", more), ("put_gates", more), ("put_notices", more))
+            tx.commit(("put_entries", more), ("put_gate", more), ("put_notice", more))
             return True
 
         return bool(self._write(work))
@@ -111,8 +111,8 @@ class Care(Pages):
                 for run_no, seq, n, body, meta in tx.one("payloads", {"numbers": numbers})
             ]
             tx.commit(
-                ("wipe_entries", {"rows": json.dumps(wiped)}), ("wipe_gates", {"numbers": numbers}), ("wipe_notices", {"numbers": numbers}),
-                ("wipe_runs", {"numbers": numbers}))  # fmt: skip
+                ("wipe_entry", {"rows": json.dumps(wiped)}), ("wipe_gates", {"numbers": numbers}), ("wipe_notices", {"numbers": numbers}),
+                ("wipe_run", {"numbers": numbers}))  # fmt: skip
             return [head.run_id for head in heads]
 
         erased: list[str] = self._write(work)

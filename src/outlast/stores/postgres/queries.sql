@@ -343,8 +343,8 @@ UNION SELECT DISTINCT 'notice', run_no FROM outlast.notice t WHERE NOT EXISTS (S
 -- check_settings --
 SELECT name, reset_val FROM pg_settings WHERE name IN ('fsync', 'full_page_writes', 'synchronous_commit')
 
--- id_of --
-SELECT run_id FROM outlast.run WHERE run_no = %(run_no)s
+-- ids_of --
+SELECT run_no, run_id FROM outlast.run WHERE run_no = ANY (%(numbers)s::bigint[])
 
 -- format --
 SELECT format FROM outlast.run WHERE run_no = %(run_no)s
@@ -377,7 +377,7 @@ SELECT %(run_no)s, (i ->> 0)::integer, (i ->> 1)::integer, i ->> 2, (i ->> 3)::b
        decode(i ->> 8, 'hex'), (i ->> 9)::json, (i ->> 10)::json
   FROM json_array_elements(%(run)s::json -> 'entries_') i
 
--- put_gates --
+-- put_gate --
 INSERT INTO outlast.gate (run_no, gate_id, kind, call_id, tool, args, digest, text, role, level, deadline, next_at, closes_at, created_at, outcome,
                           decided_at, decided_by, note, edited_args, guarded, seq, notified_at)
 SELECT %(run_no)s, i ->> 0, i ->> 1, i ->> 2, i ->> 3, (i ->> 4)::json, i ->> 5, i ->> 6, i ->> 7, (i ->> 8)::integer, (i ->> 9)::bigint,
@@ -385,7 +385,7 @@ SELECT %(run_no)s, i ->> 0, i ->> 1, i ->> 2, i ->> 3, (i ->> 4)::json, i ->> 5,
        (i ->> 18)::integer = 1, (i ->> 19)::integer, (i ->> 20)::bigint
   FROM json_array_elements(%(run)s::json -> 'gates') WITH ORDINALITY g(i, n) ORDER BY g.n
 
--- put_notices --
+-- put_notice --
 INSERT INTO outlast.notice (run_no, notice_id, target, gate_id, kind, text, tries, next_try_at, sent_at, error, created_at)
 SELECT %(run_no)s, i ->> 0, i ->> 1, i ->> 2, i ->> 3, i ->> 4, (i ->> 5)::integer, (i ->> 6)::bigint, (i ->> 7)::bigint, i ->> 8, (i ->> 9)::bigint
   FROM json_array_elements(%(run)s::json -> 'notices') i
@@ -421,7 +421,7 @@ SELECT run_id FROM family ORDER BY run_id
 -- payloads --
 SELECT run_no, seq, entry_no, body::text, meta::text FROM outlast.entry WHERE run_no = ANY (%(numbers)s::bigint[])
 
--- wipe_entries --
+-- wipe_entry --
 UPDATE outlast.entry e SET body = (i ->> 3)::json, meta = (i ->> 4)::json FROM json_array_elements(%(rows)s::json) i
  WHERE e.run_no = (i ->> 0)::bigint AND e.seq = (i ->> 1)::integer AND e.entry_no = (i ->> 2)::integer
 
@@ -431,7 +431,7 @@ UPDATE outlast.gate SET args = '{}', text = '', note = NULL, edited_args = NULL 
 -- wipe_notices --
 UPDATE outlast.notice SET text = '', error = NULL, next_try_at = NULL WHERE run_no = ANY (%(numbers)s::bigint[])
 
--- wipe_runs --
+-- wipe_run --
 UPDATE outlast.run SET reason = 'erased', tags = '{}', needs = NULL, wake_at = NULL WHERE run_no = ANY (%(numbers)s::bigint[])
 
 -- ---- the schema -----------------------------------------------------------------------------------------------------------------

@@ -499,7 +499,7 @@ class PostgresStore(Care):
         try:
             return self._tail(found, f"number {run_no}", after)
         except Refused as e:
-            [(run_id,)] = self._read(lambda tx: tx.one("id_of", {"run_no": run_no}, commit=True))
+            [(_, run_id)] = self._read(lambda tx: tx.one("ids_of", {"numbers": [run_no]}, commit=True))
             raise rows.erased(run_id) from e
 
     def head(self, run_id: str) -> Head:
