@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import signal
 import sys
 import time
 from datetime import timedelta
@@ -22,6 +23,7 @@ PATIENCE_S = 900.0
 
 
 def main() -> None:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the servers end with us
     parser = argparse.ArgumentParser()
     parser.add_argument("engines", nargs="*")
     parser.add_argument("--turns", type=int, default=200)

@@ -15,7 +15,18 @@ SRC = Path(__file__).parents[1] / "src"
 # layer -> the layers (or single modules) it may import; its own files are always allowed, except where ALONE says so.
 # A layer is a module or package directly under `outlast`; the longest matching prefix counts.
 MAY: dict[str, set[str]] = {
-    "outlast": {"agent", "app", "documents", "errors", "gates", "models.base", "tools", "core", "runtime.clock", "openrun"},  # public names only
+    "outlast": {
+        "agent",
+        "app",
+        "documents",
+        "errors",
+        "gates",
+        "models.base",
+        "tools",
+        "core",
+        "runtime.clock",
+        "openrun",
+    },  # public names only
     "core": set(),
     "errors": set(),
     "settings": {"errors"},
@@ -32,7 +43,24 @@ MAY: dict[str, set[str]] = {
     "openrun": {"core", "errors", "documents", "tools", "agent", "stores.base", "runtime"},
     "alone": {"core", "errors", "stores", "agent", "app"},  # a child process begins here: it makes the app again
     "engines": {"core", "errors", "documents", "gates", "tools", "agent", "stores.base", "stores.owner", "models.base", "runtime"},
-    "app": {"prices", "core", "errors", "documents", "gates", "tools", "agent", "stores", "models", "mcp", "runtime", "engines", "settings", "reader", "openrun", "alone"},
+    "app": {
+        "prices",
+        "core",
+        "errors",
+        "documents",
+        "gates",
+        "tools",
+        "agent",
+        "stores",
+        "models",
+        "mcp",
+        "runtime",
+        "engines",
+        "settings",
+        "reader",
+        "openrun",
+        "alone",
+    },
     "web": {"app", "errors", "documents", "settings"},
     "cli": {"outlast", "app", "errors", "documents", "settings", "web", "testing"},
     "__main__": {"cli"},

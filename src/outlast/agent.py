@@ -158,6 +158,12 @@ class Agent(Generic[Out]):
             self.output_schema: dict[str, Any] | None = self._adapter.json_schema() if self._adapter else None
         except Exception as e:  # noqa: BLE001 - pydantic has many ways to say that a type has no JSON form
             raise UsageError(f"{where}output {output!r} has no JSON schema: {str(e).splitlines()[0]}") from None
+        self._whole = True
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if "_whole" in self.__dict__:  # runs in flight are driven by it
+            raise dataclasses.FrozenInstanceError(f"an agent is not changed ({name}): agent.replace(...) gives another one")
+        super().__setattr__(name, value)
 
     @staticmethod
     def _checked(tool: Any, where: str) -> Tool[..., Any]:

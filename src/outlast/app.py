@@ -121,6 +121,8 @@ class Outlast:
         lease: timedelta = timedelta(seconds=30),
         clock: ManualClock | None = None,
     ) -> None:
+        if store is not None and not isinstance(store, str | os.PathLike):
+            raise UsageError(f"store must be a path or a store's URL, not {store!r}", hint='Outlast("agent.db")')
         if isinstance(agents, Agent) or not all(isinstance(a, Agent) for a in agents):
             raise UsageError("agents must be a list of Agent(...)", hint="Outlast(agents=[support])")
         if deps is not None and lifespan is not None:

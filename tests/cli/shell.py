@@ -126,7 +126,9 @@ def _be_command(args: tuple[str, ...], folder: Path, env: dict[str, str], fds: l
         os.environ.clear()
         os.environ.update(env)
         sys.path[:] = [p for p in sys.path if p]
-        for name in [n for n in sys.modules if n.partition(".")[0] == "support"]:  # the tests' own helpers; here it is the folder's support.py
+        for name in [
+            n for n in sys.modules if n.partition(".")[0] == "support"
+        ]:  # the tests' own helpers; here it is the folder's support.py
             del sys.modules[name]
         code = main(list(args))
         sys.stdout.flush()

@@ -82,12 +82,21 @@ def result(call_id: str, content: Any = "ok", **more: Any) -> r.CallFinished:
 
 
 def rung(seconds: float | None, role: str | None = "support-lead", *reminders: float) -> dict[str, Any]:
-    return {"role": role, "deadline": None if seconds is None else r.iso(t(seconds)), "rule": {}, "remind_at": [r.iso(t(x)) for x in reminders]}
+    return {
+        "role": role,
+        "deadline": None if seconds is None else r.iso(t(seconds)),
+        "rule": {},
+        "remind_at": [r.iso(t(x)) for x in reminders],
+    }
 
 
-def gate(call_id: str | None, kind: r.GateKind = "approval", *rungs: Mapping[str, Any], closes: float | None = None, n: int = 1, **more: Any) -> r.GateOpened:
+def gate(
+    call_id: str | None, kind: r.GateKind = "approval", *rungs: Mapping[str, Any], closes: float | None = None, n: int = 1, **more: Any
+) -> r.GateOpened:
     gate_id = f"{kind}:{call_id}" + (f".{n}" if n > 1 else "")
-    return r.GateOpened(gate_id, kind, call_id, "reply", "sha256:0", rungs=rungs or (rung(None),), closes_at=None if closes is None else t(closes), **more)
+    return r.GateOpened(
+        gate_id, kind, call_id, "reply", "sha256:0", rungs=rungs or (rung(None),), closes_at=None if closes is None else t(closes), **more
+    )
 
 
 def decided(gate_id: str, outcome: str = "approved", **more: Any) -> r.GateDecided:
@@ -131,7 +140,9 @@ def brief(step: Step) -> str:
             return "settle " + " ".join(_entry(e) for e in entries)
         case _ if hasattr(step, "until"):
             until = step.until
-            return step.status + ("" if until is None else f" {(until - T0).total_seconds():g}") + (f" [{step.needs}]" if step.needs else "")
+            return (
+                step.status + ("" if until is None else f" {(until - T0).total_seconds():g}") + (f" [{step.needs}]" if step.needs else "")
+            )
         case _:
             return getattr(step, "status", "model")
 

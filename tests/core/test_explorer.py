@@ -286,8 +286,13 @@ class Explorer:
             call = run.call(gate.opened.call_id)
             again = sum(x.outcome == "run_again" for x in (call.gates if call else ()))
             may_run_again = call and again == 0 and not (call.may_act_until and t(w.now) < call.may_act_until)
-            for outcome in self.person if gate.opened.kind == "approval" else ("happened", "give_up", *(("run_again",) if may_run_again else ())):
-                yield f"a person: {outcome}", replace(w, journal=w.journal.plus([row(r.GateDecided(gate.opened.gate_id, outcome))]), wake_at=w.now)
+            for outcome in (
+                self.person if gate.opened.kind == "approval" else ("happened", "give_up", *(("run_again",) if may_run_again else ()))
+            ):
+                yield (
+                    f"a person: {outcome}",
+                    replace(w, journal=w.journal.plus([row(r.GateDecided(gate.opened.gate_id, outcome))]), wake_at=w.now),
+                )
         if w.texts < self.texts:
             yield "a person: a text", replace(w, journal=w.journal.plus([row(r.TextSent("hurry up"))]), wake_at=w.now, texts=w.texts + 1)
         if self.cancels:
@@ -334,7 +339,9 @@ class Explorer:
             else:
                 stale, behind = x.fence != w.fence, x.seen is not w.journal
                 knows = self.gist(x.seen, w.now) if x.seen and behind and not stale else ()
-                workers.append((x.phase, stale, behind, knows, tuple(f[:2] if f[0] != "WorkerDied" else f[0] for f in x.facts), past(x.until, w.now)))
+                workers.append(
+                    (x.phase, stale, behind, knows, tuple(f[:2] if f[0] != "WorkerDied" else f[0] for f in x.facts), past(x.until, w.now))
+                )
         order = sorted((0, 1), key=lambda n: repr(workers[n]))
         who = {self.name(n, w.workers[n]): at for at, n in enumerate(order)}  # the others are gone
         owners = (who.get(w.owner), *(c.started and who.get(c.started.owner) for c in w.journal.run.calls))

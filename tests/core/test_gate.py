@@ -146,7 +146,9 @@ def rows(*then: r.Entry) -> list[g.GateRow]:
     ([result("g", "cancelled", is_error=True)], "cancelled", None, "lead", 100, None),
     ([says("x")], "cancelled", None, "lead", 100, None),
 ])  # fmt: skip
-def test_the_row_of_a_gate(then: list[r.Entry], outcome: str | None, decided_by: str | None, role: str, deadline: float, next_at: float | None) -> None:
+def test_the_row_of_a_gate(
+    then: list[r.Entry], outcome: str | None, decided_by: str | None, role: str, deadline: float, next_at: float | None
+) -> None:
     (row,) = rows(*[at(9, e) for e in then])
     assert (row.outcome, row.decided_by, row.role) == (outcome, decided_by, role)
     assert (seconds(row.deadline), seconds(row.next_at), seconds(row.closes_at), seconds(row.created_at)) == (deadline, next_at, 200, 1)
@@ -165,7 +167,9 @@ def test_gates_in_pieces_are_those_of_the_whole() -> None:
 
 
 def test_a_budget_gates_row() -> None:
-    opened = r.GateOpened("budget:1", "budget", None, None, "d", args={"limit": "tokens"}, why="limit of 5 tokens reached", rungs=(rung(None, None),))
+    opened = r.GateOpened(
+        "budget:1", "budget", None, None, "d", args={"limit": "tokens"}, why="limit of 5 tokens reached", rungs=(rung(None, None),)
+    )
     (row,) = g.projection(journal(*HELLO), [r.stored(opened)])[1]
     assert (row.text, row.call_id, row.args, row.role) == ("limit of 5 tokens reached", None, '{"limit": "tokens"}', None)
     (row,) = g.projection(journal(*HELLO, opened), [r.stored(at(5, r.RunEnded("failed")))])[1]

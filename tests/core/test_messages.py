@@ -23,7 +23,10 @@ GOOD = [
     [USER, CALLS],
     [USER, CALLS, ANSWERED],
     [USER, CALLS, m.user(m.tool_result("b", "2"), m.tool_result("a", "1"))],
-    [USER, {"role": "assistant", "content": [{"type": "some_future_block", "foo": 1}, {"type": "server_tool_use", "id": "", "name": "web"}]}],
+    [
+        USER,
+        {"role": "assistant", "content": [{"type": "some_future_block", "foo": 1}, {"type": "server_tool_use", "id": "", "name": "web"}]},
+    ],
 ]
 
 BAD = [
@@ -36,7 +39,10 @@ BAD = [
     ("message 2: no tool_result for a, b of message 1", [USER, CALLS, USER]),
     ("message 2: no tool_result for b of message 1", [USER, CALLS, m.user(m.tool_result("a", "1"))]),
     ("message 2: no tool_result for a, b", [USER, CALLS, {"role": "assistant", "content": "hi"}]),
-    ("message 2: its tool_result blocks must come first", [USER, CALLS, m.user(m.text("x"), m.tool_result("a", "1"), m.tool_result("b", "2"))]),
+    (
+        "message 2: its tool_result blocks must come first",
+        [USER, CALLS, m.user(m.text("x"), m.tool_result("a", "1"), m.tool_result("b", "2"))],
+    ),
     ("message 2: tool_result for c", [USER, CALLS, m.user(*(m.tool_result(i, "1") for i in "abc"))]),
     ("message 2: tool_result for", [USER, CALLS, m.user(*(m.tool_result(i, "1") for i in "abb"))]),
     ("message 0: tool_result for a answers no call", [m.user(m.tool_result("a", "1"))]),
@@ -67,7 +73,21 @@ def test_what_may_start_a_run(value: Any) -> None:
     m.check_history(m.as_input(value))
 
 
-NO_INPUT = ["", " ", [], {}, 7, None, b"x", ["x"], [{"text": "x"}], [m.text("")], [use("a", "look")], [m.tool_result("a", "1")], [USER, CALLS, USER]]
+NO_INPUT = [
+    "",
+    " ",
+    [],
+    {},
+    7,
+    None,
+    b"x",
+    ["x"],
+    [{"text": "x"}],
+    [m.text("")],
+    [use("a", "look")],
+    [m.tool_result("a", "1")],
+    [USER, CALLS, USER],
+]
 
 
 @pytest.mark.parametrize("value", NO_INPUT)
@@ -120,7 +140,9 @@ def test_as_answer(value: Any, content: list[Any], meta: dict[str, Any]) -> None
     assert answer(value) == ({"role": "assistant", "content": content}, meta)
 
 
-@pytest.mark.parametrize("value", [7, None, {"role": "user", "content": "hi"}, {"content": {"type": "text"}}, {"content": 7}, [7], [None], [{"text": "hi"}]])
+@pytest.mark.parametrize(
+    "value", [7, None, {"role": "user", "content": "hi"}, {"content": {"type": "text"}}, {"content": 7}, [7], [None], [{"text": "hi"}]]
+)
 def test_what_is_no_answer(value: Any) -> None:
     with pytest.raises(m.BadMessage):
         answer(value)

@@ -155,7 +155,9 @@ def test_history_is_a_sequence() -> None:
 
 
 def test_counts_come_from_usage() -> None:
-    run = journal(*HELLO, answer("hi", usage={"input_tokens": 3, "output_tokens": 4, "cache_read_input_tokens": 5, "cache_creation_input_tokens": -6}))
+    run = journal(
+        *HELLO, answer("hi", usage={"input_tokens": 3, "output_tokens": 4, "cache_read_input_tokens": 5, "cache_creation_input_tokens": -6})
+    )
     assert (run.model_calls, run.input_tokens, run.output_tokens, run.cache_read_tokens, run.cache_write_tokens) == (1, 3, 4, 5, 0)
 
 
@@ -174,7 +176,9 @@ CODE = Policy(
     limits=LimitPolicy(model_calls=6, wall=s(900)),
     output_problem=lambda message: "say ok" if m.said(message) == "bad" else None,
 )
-OTHER = Policy(tools={"pay": ToolPolicy("pay", "read"), "look": ToolPolicy("look")}, limits=LimitPolicy(wall=s(300), then="fail"), parallel_calls=1)
+OTHER = Policy(
+    tools={"pay": ToolPolicy("pay", "read"), "look": ToolPolicy("look")}, limits=LimitPolicy(wall=s(300), then="fail"), parallel_calls=1
+)
 
 names = st.sampled_from(["look", "post", "pay", "reply", "gone"])
 uses = st.builds(use, st.sampled_from(["a", "b", ""]), names, st.sampled_from([{}, {"n": 1}, "{", None]))
@@ -330,7 +334,12 @@ def test_a_wait_is_never_late(data: st.DataObject) -> None:
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.lists(st.sampled_from([*SAMPLES, *HELLO, asks(use("a", "look"), use("b", "pay")), says("x"), decided("verification:a", "run_again")]), max_size=14))
+@given(
+    st.lists(
+        st.sampled_from([*SAMPLES, *HELLO, asks(use("a", "look"), use("b", "pay")), says("x"), decided("verification:a", "run_again")]),
+        max_size=14,
+    )
+)
 def test_any_entry_in_any_state_is_applied_and_answered(entries: list[r.Entry]) -> None:
     kept = [r.stored(replace(e, at=t(n))) for n, e in enumerate(entries)]
     run = r.fold(r.Run("run-1"), kept)

@@ -52,7 +52,16 @@ CUT = asks(A, stop="max_tokens")
 NOT_RUN = says("x")  # stands for the user message that answers a batch
 APPROVAL = gate("g", "approval", rung(100), closes=100)
 DOUBT = gate("p", "verification", n=1)
-BUDGET = r.GateOpened("budget:1", "budget", None, None, "d", args={"limit": "model_calls", "raise_to": 4}, rungs=(rung(None),), why="limit of 2 model calls reached")
+BUDGET = r.GateOpened(
+    "budget:1",
+    "budget",
+    None,
+    None,
+    "d",
+    args={"limit": "model_calls", "raise_to": 4},
+    rungs=(rung(None),),
+    why="limit of 2 model calls reached",
+)
 RETRY = r.ModelFailed("529 overloaded", 1, t(30))
 ASKED = asks(A)
 WAIT = gate("a", "event", rung(None), args={"event": "paid"})
@@ -81,14 +90,22 @@ TURN = [  # ---- between batches: a text, an answer, an end
     ("a paused turn is sent back unchanged", journal(*HELLO, answer("…", stop="pause_turn")), "model"),
     ("ten times", journal(*HELLO, *[answer("…", stop="pause_turn")] * 10), "model"),
     ("no more", journal(*HELLO, *[answer("…", stop="pause_turn")] * 11), "settle failed"),
-    ("in a row", journal(*HELLO, *[answer("…", stop="pause_turn")] * 10, ASKED, result("a"), NOT_RUN, answer("…", stop="pause_turn")), "model"),
+    (
+        "in a row",
+        journal(*HELLO, *[answer("…", stop="pause_turn")] * 10, ASKED, result("a"), NOT_RUN, answer("…", stop="pause_turn")),
+        "model",
+    ),
     ("a text goes before the next model call", journal(*HELLO, SENT), "settle 'hurry up'"),
     ("instead of finishing", journal(*HELLO, SENT, answer("hi")), "settle 'hurry up'"),
     ("two texts are one message", journal(*HELLO, SENT, SENT, answer("hi")), "settle 'hurry up'+'hurry up'"),
     ("it wakes a run that is done", journal(*HELLO, answer("hi"), r.RunEnded("done"), SENT), "settle 'hurry up'"),
     ("it mends a refusal", journal(*HELLO, answer("no", stop="refusal"), r.RunEnded("failed"), SENT), "settle 'hurry up'"),
     ("it waits while a turn is paused", journal(*HELLO, answer("…", stop="pause_turn"), SENT), "model"),
-    ("it gives a run that paused too often a new start", journal(*HELLO, *[answer("…", stop="pause_turn")] * 11, r.RunEnded("failed"), SENT), "model"),
+    (
+        "it gives a run that paused too often a new start",
+        journal(*HELLO, *[answer("…", stop="pause_turn")] * 11, r.RunEnded("failed"), SENT),
+        "model",
+    ),
     ("retry does too", journal(*HELLO, *[answer("…", stop="pause_turn")] * 11, r.RunEnded("failed"), r.RetryAsked()), "model"),
     ("retry goes on from the last message", journal(*HELLO, r.ModelFailed("401", 1, None), r.RunEnded("failed"), r.RetryAsked()), "model"),
     ("retry alone repeats a refusal", journal(*HELLO, answer("no", stop="refusal"), r.RunEnded("failed"), r.RetryAsked()), "settle failed"),
@@ -107,15 +124,22 @@ STOPS = [  # ---- answers with calls that are not to be run
     ("three times in a row", journal(*HELLO, *[CUT, NOT_RUN] * 2, CUT), "settle a=refused a"),
     ("the fourth fails the run", journal(*HELLO, *[CUT, NOT_RUN] * 3, CUT), "settle a=refused a failed"),
     ("a good one between", journal(*HELLO, *[CUT, NOT_RUN] * 3, asks(B), result("b"), NOT_RUN, CUT), "settle a=refused a"),
-    ("a text after the failure is a new start", journal(*HELLO, *[CUT, NOT_RUN] * 4, r.RunEnded("failed"), SENT, says("x"), CUT), "settle a=refused a"),
+    (
+        "a text after the failure is a new start",
+        journal(*HELLO, *[CUT, NOT_RUN] * 4, r.RunEnded("failed"), SENT, says("x"), CUT),
+        "settle a=refused a",
+    ),
     ("paused with a call of ours", journal(*HELLO, asks(A, stop="pause_turn")), "settle a=refused a"),
     ("whole with a call", journal(*HELLO, asks(A, stop="end_turn")), "settle a=refused a done"),
     ("unless a text came", journal(*HELLO, SENT, asks(A, stop="end_turn")), "settle a=refused a+'hurry up'"),
     ("refused with calls", journal(*HELLO, asks(A, B, stop="refusal")), "settle a=refused b=refused a+b failed"),
     ("unknown with calls", journal(*HELLO, asks(A, stop="some_new_reason")), "settle a=refused a failed"),
     ("null with calls", journal(*HELLO, asks(A, stop=None)), "settle a=refused a failed"),
-    ("a call of the provider's own server is none of ours",
-     journal(*HELLO, answer({"type": "server_tool_use", "id": "s", "name": "web"}, stop="pause_turn")), "model"),
+    (
+        "a call of the provider's own server is none of ours",
+        journal(*HELLO, answer({"type": "server_tool_use", "id": "s", "name": "web"}, stop="pause_turn")),
+        "model",
+    ),
 ]
 
 BATCH = [  # ---- a batch of calls
@@ -308,7 +332,10 @@ def test_next_step(run: r.Run, code: Policy, now: float, in_flight: list[str], w
 # ---- words that a person or the model reads --------------------------------------------------------------------------------
 
 WORDS = [
-    (ladder(decided("approval:g", "rejected", note="Loop in their IT admin first.")), "A support lead rejected this call: Loop in their IT admin first."),
+    (
+        ladder(decided("approval:g", "rejected", note="Loop in their IT admin first.")),
+        "A support lead rejected this call: Loop in their IT admin first.",
+    ),
     (ladder(decided("approval:g", "rejected")), "A support lead rejected this call: no reason given"),
     (ladder(r.GateMoved("approval:g", 1), decided("approval:g", "rejected", note="no")), "A head of support rejected this call: no"),
     (ladder(r.GateExpired("approval:g")), "Nobody decided on this call in time, so it was not made."),
@@ -319,7 +346,10 @@ WORDS = [
     (called(A, then=[WAIT, r.EventReceived("paid", {"eur": 5})]), '{"eur": 5}'),
     (called(A, then=[gate("a", "event", rung(0), closes=0, args={"otherwise": "late"})]), "late"),
     (called(A, then=[r.GateOpened("run:a", "run", "a", "look", "d"), r.ChildFinished("a", "done", "4")]), "4"),
-    (called(A, then=[r.GateOpened("run:a", "run", "a", "look", "d"), r.ChildFinished("a", "failed", reason="refusal")]), "look failed: refusal"),
+    (
+        called(A, then=[r.GateOpened("run:a", "run", "a", "look", "d"), r.ChildFinished("a", "failed", reason="refusal")]),
+        "look failed: refusal",
+    ),
     (called(A, then=[result("a", "", is_error=True)]), "failed, no reason given"),
     (journal(*HELLO, CUT), "The answer was cut off at max_tokens, nothing was run. Ask again."),
 ]
@@ -332,7 +362,10 @@ def test_what_the_model_reads(run: r.Run, want: str) -> None:
 
 
 REASONS = [
-    (journal(*HELLO, answer("x", stop="max_tokens")), "the answer was cut off at max_tokens; raise max_tokens, then send a message to go on"),
+    (
+        journal(*HELLO, answer("x", stop="max_tokens")),
+        "the answer was cut off at max_tokens; raise max_tokens, then send a message to go on",
+    ),
     (journal(*HELLO, answer("x", stop="refusal")), "the model refused to answer (refusal)"),
     (journal(*HELLO, answer("x", stop="odd")), "the model stopped for an unknown reason: 'odd'"),
     (journal(*HELLO, answer("x", stop=None)), "the model gave no stop reason"),

@@ -219,6 +219,15 @@ def test_deps_and_lifespan_are_one_or_the_other() -> None:
         Outlast("x.db", deps=1, lifespan=lambda: None)  # type: ignore[arg-type, return-value]  # a careless caller
 
 
+def test_an_agent_is_not_changed_and_a_store_is_a_path_or_a_url() -> None:
+    agent = Agent("a", model=ScriptedModel(["x"]))
+    with pytest.raises(AttributeError, match="replace"):
+        agent.limits = Limits(model_calls=1)
+    assert agent.replace(limits=Limits(model_calls=1)).limits.model_calls == 1
+    with pytest.raises(UsageError, match="store"):
+        Outlast(5)  # type: ignore[arg-type]  # a careless caller
+
+
 def test_an_unknown_provider_starts_nothing(make_app: MakeApp) -> None:
     agent = Agent("a", model="nobody:model-1")
     app = make_app(agent)

@@ -210,7 +210,7 @@ def test_the_same_call_with_the_same_result_pauses_the_run(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("tools", "name", "arguments", "limits"),
+    "tools, name, arguments, limits",
     [
         ([patient], "patient", lambda n: {}, Limits(model_calls=12)),
         ([look], "look", lambda n: {"page": n}, Limits(model_calls=12)),

@@ -100,7 +100,7 @@ def moved(gate: Gate, now: datetime) -> r.GateMoved | r.GateExpired | None:
 
 
 def a_role(role: str | None) -> str:
-    """"support-lead" -> "A support lead"."""
+    """ "support-lead" -> "A support lead"."""
     name = (role or "person").replace("-", " ").replace("_", " ")
     return f"{'An' if name[:1].lower() in 'aeiou' else 'A'} {name}"
 

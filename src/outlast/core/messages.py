@@ -79,7 +79,12 @@ def as_content(value: str | Sequence[Mapping[str, Any]]) -> str | list[dict[str,
 
 def as_input(value: Any) -> list[Message]:
     """What starts a run, as a message list: a text, content blocks, or a whole history that is checked at once. Raises BadMessage."""
-    if isinstance(value, Sequence) and not isinstance(value, str | bytes) and value and all(isinstance(m, Mapping) and "role" in m for m in value):
+    if (
+        isinstance(value, Sequence)
+        and not isinstance(value, str | bytes)
+        and value
+        and all(isinstance(m, Mapping) and "role" in m for m in value)
+    ):
         messages = [dict(m) for m in value]
         check_history(messages)
         return messages
@@ -134,7 +139,9 @@ def _check_results(n: int, message: Mapping[str, Any], results: list[dict[str, A
         return
     if missing := [i for i in owed if i not in ids]:
         raise BadMessage(f"message {n}: no tool_result for {', '.join(missing)} of message {n - 1}")
-    raise BadMessage(f"message {n}: tool_result for {', '.join(str(i) for i in ids if i not in owed)} answers no call of the message before it")
+    raise BadMessage(
+        f"message {n}: tool_result for {', '.join(str(i) for i in ids if i not in owed)} answers no call of the message before it"
+    )
 
 
 # ---- a model's answer ---------------------------------------------------------------------------------------------------

@@ -762,7 +762,9 @@ def apply(run: Run, entry: Entry) -> Run:
             return run
 
 
-def _called(run: Run, call: Call, entry: CallStarted | CallSkipped | CallFailed | CallDoubted | CallFinished | LateResult | CallUpgraded) -> Run:
+def _called(
+    run: Run, call: Call, entry: CallStarted | CallSkipped | CallFailed | CallDoubted | CallFinished | LateResult | CallUpgraded
+) -> Run:
     match entry:
         case CallUpgraded():
             return run.with_call(call.id, upgraded=entry, past_gates=len(call.gates), gates=_closed(call.gates, "approval"), waived=False)
@@ -876,7 +878,14 @@ def _gate(run: Run, entry: Entry) -> Run:
         case GateDecided():
             return _decided(run, entry)
         case EventReceived():
-            gate = next((g for g in run.all_gates() if g.outcome is None and g.opened.kind == "event" and (g.opened.args or {}).get("event") == entry.name), None)
+            gate = next(
+                (
+                    g
+                    for g in run.all_gates()
+                    if g.outcome is None and g.opened.kind == "event" and (g.opened.args or {}).get("event") == entry.name
+                ),
+                None,
+            )
             if gate is None:
                 return _with(run, events=(*run.events, entry))
             return _change(run, gate.opened.gate_id, outcome="arrived", closed=entry)

@@ -248,7 +248,9 @@ def _not_to_run(run: Run, policy: Policy) -> Settle:
         return Settle(answered)
     if run.stop_reason in m.FINISHED:
         problem = policy.output_problem(run.messages[-1])
-        return Settle((*answered, r.RunEnded("failed", f"the answer is not of the output's type: {problem}") if problem else r.RunEnded("done")))
+        return Settle(
+            (*answered, r.RunEnded("failed", f"the answer is not of the output's type: {problem}") if problem else r.RunEnded("done"))
+        )
     reason = f"the answer was cut off at max_tokens {run.cut_in_a_row} times in a row" if cut else _stopped(run)
     return Settle((*answered, r.RunEnded("failed", reason)))
 
@@ -295,7 +297,11 @@ def version_step(run: Run, policy: Policy) -> Settle | Wait | None:
         return None
     if run.code and not may_go_on(policy.on_change, run.code, run.agent_version, policy.code, policy.version):
         was, now = (run.agent_version or "unnamed", policy.version or "unnamed")
-        what = f"version {was} began it, this is {now}" if was != now else f"it was changed since{f' (both are version {was})' if run.agent_version else ''}"
+        what = (
+            f"version {was} began it, this is {now}"
+            if was != now
+            else f"it was changed since{f' (both are version {was})' if run.agent_version else ''}"
+        )
         needs = f"code:{run.code}:{run.agent_version}"
         why = f'the code of {run.agent} is not the one that this run is held for (on_change="{policy.on_change}"): {what}'
         return Wait("waiting_for_code", why, None, needs)
@@ -332,7 +338,13 @@ def _wall(run: Run, policy: Policy, now: datetime) -> Settle | None:
 
 def _over(run: Run) -> bool:
     """Is the answer there already? A finished answer is not thrown away for a limit."""
-    return not run.calls and bool(run.messages) and run.messages[-1]["role"] == "assistant" and run.stop_reason in m.FINISHED and not run.queued
+    return (
+        not run.calls
+        and bool(run.messages)
+        and run.messages[-1]["role"] == "assistant"
+        and run.stop_reason in m.FINISHED
+        and not run.queued
+    )
 
 
 def _limits(run: Run, policy: Policy, now: datetime) -> Settle | Wait | None:
@@ -350,7 +362,9 @@ def _limits(run: Run, policy: Policy, now: datetime) -> Settle | Wait | None:
         top = max(limit, granted) if isinstance(granted, int | float) else limit
         if used < top:
             continue
-        amount = f"{top} {unit if top != 1 else unit.removesuffix('s')}" if name != "wall" else g.duration(timedelta(seconds=top))  # exact: 1000000 tokens, not 1e+06
+        amount = (
+            f"{top} {unit if top != 1 else unit.removesuffix('s')}" if name != "wall" else g.duration(timedelta(seconds=top))
+        )  # exact: 1000000 tokens, not 1e+06
         reason = f"limit of {amount} reached"
         return _ask_or_fail(run, policy, {"limit": name, "used": used, "raise_to": max(top + limit, used + limit)}, reason)
     return _repeats(run, policy) or _cost(run, policy)
@@ -387,11 +401,17 @@ def _cost(run: Run, policy: Policy) -> Settle | None:
     used, following = run.spent + run.lost_usd, policy.next_cost(run)
     if following is None or run.unpriced:
         reason = f"limit of {cap} USD: the price of its model is unknown, so what it costs cannot be counted"
-        return _ask_or_fail(run, policy, {"limit": "cost_usd", "used": None, "raise_to": "no limit"}, f"{reason}; give it by Outlast(prices=...)")
+        return _ask_or_fail(
+            run, policy, {"limit": "cost_usd", "used": None, "raise_to": "no limit"}, f"{reason}; give it by Outlast(prices=...)"
+        )
     if used < top and used + following <= top:
         return None
-    reason = f"limit of {top} USD reached" if used >= top else f"limit of {top} USD: {used:f} are spent and the next call may cost {following:f}"
-    return _ask_or_fail(run, policy, {"limit": "cost_usd", "used": f"{used:f}", "raise_to": f"{max(top + cap, used + following):f}"}, reason)
+    reason = (
+        f"limit of {top} USD reached" if used >= top else f"limit of {top} USD: {used:f} are spent and the next call may cost {following:f}"
+    )
+    return _ask_or_fail(
+        run, policy, {"limit": "cost_usd", "used": f"{used:f}", "raise_to": f"{max(top + cap, used + following):f}"}, reason
+    )
 
 
 def _measures(run: Run, policy: Policy, now: datetime) -> Iterable[tuple[str, float, float, str]]:
@@ -414,7 +434,9 @@ def _batch(run: Run, policy: Policy, now: datetime, in_flight: Collection[str]) 
     steps = [(c, call_step(run, c, policy, now)) for c in open_calls if c.id not in in_flight]
     if entries := tuple(e for _, s in steps if isinstance(s, Settle) for e in s.entries):
         return Settle(entries)
-    ready = _startable(run, policy, [s for _, s in steps if isinstance(s, RunCall)], in_flight)[: max(policy.parallel_calls - len(in_flight), 0)]
+    ready = _startable(run, policy, [s for _, s in steps if isinstance(s, RunCall)], in_flight)[
+        : max(policy.parallel_calls - len(in_flight), 0)
+    ]
     waits = [s for _, s in steps if isinstance(s, Wait)]
     other_code = version_step(run, policy) if ready else None
     if ready and (other_code is None or isinstance(other_code, Settle)):
@@ -498,7 +520,16 @@ def _ask_first(run: Run, call: Call, tool: ToolPolicy, policy: Policy, now: date
     gate = _gate_of(run, tool)
     past = next((x for x in reversed(call.gates[: call.past_gates]) if x.opened.kind == "approval"), None)
     if past is not None:
-        return Settle((open_approval(call, replace(gate or replace(ASK, role=past.role, noun=past.opened.noun), conditional=False), now, guarded=policy.guarded),))
+        return Settle(
+            (
+                open_approval(
+                    call,
+                    replace(gate or replace(ASK, role=past.role, noun=past.opened.noun), conditional=False),
+                    now,
+                    guarded=policy.guarded,
+                ),
+            )
+        )
     if gate is None or call.waived:
         return None
     if gate.conditional and not _must_ask(tool, call.allowed):
@@ -510,7 +541,9 @@ def _no_code(call: Call) -> Wait:
     return Wait("waiting_for_code", f"no worker knows the tool {call.known_as!r}", None, f"tool:{call.known_as}")
 
 
-def _other_arguments(run: Run, call: Call, tool: ToolPolicy, policy: Policy, now: datetime, forgets_at: datetime | None) -> Settle | Wait | None:
+def _other_arguments(
+    run: Run, call: Call, tool: ToolPolicy, policy: Policy, now: datetime, forgets_at: datetime | None
+) -> Settle | Wait | None:
     """Arguments that older code left, where this code takes others: made new, and asked about anew; or the run is held."""
     if tool.upgrade is not None:
         if isinstance(held := version_step(run, policy), Wait):  # the code that it is held for takes the arguments as they are
@@ -535,7 +568,11 @@ def _schema_changed(call: Call, tool: ToolPolicy, forgets_at: datetime | None) -
     """Arguments that were valid when they were saved and no longer are."""
     why = problem_of(tool, call.allowed)
     needs = f"schema:{call.known_as}:{tool.schema_digest}"
-    return Wait("waiting_for_code", f"the arguments saved for {call.known_as} no longer fit its schema: {why}", forgets_at, needs) if why else None
+    return (
+        Wait("waiting_for_code", f"the arguments saved for {call.known_as} no longer fit its schema: {why}", forgets_at, needs)
+        if why
+        else None
+    )
 
 
 def problem_of(tool: ToolPolicy, args: Mapping[str, Any]) -> str | None:
@@ -590,7 +627,11 @@ def _in_doubt(run: Run, call: Call, tool: ToolPolicy | None, policy: Policy, now
         return _other_arguments(run, call, tool, policy, now, forgets_at) or _run(run, call, tool)
     if not asked and tool and tool.has_check and not call.checked and call.effect == "at_most_once":
         if call.may_act_until and now < call.may_act_until:
-            return Wait("waiting_for_timer", f"an earlier attempt of {call.name} may still act until {r.iso(call.may_act_until)}", call.may_act_until)
+            return Wait(
+                "waiting_for_timer",
+                f"an earlier attempt of {call.name} may still act until {r.iso(call.may_act_until)}",
+                call.may_act_until,
+            )
         return _other_arguments(run, call, tool, policy, now, forgets_at) or _run(run, call, tool, check=True)
     gate = call.gate("verification")
     if gate is None or gate.outcome == "run_again":  # this doubt is a new one
@@ -649,7 +690,9 @@ def _answered_from_outside(call: Call, gate: Gate, now: datetime) -> _OneCall:
         return Wait("waiting_for_run", f"{call.name} waits for its own run {(opened.args or {}).get('run_id', '')}".rstrip())
     timer = (opened.args or {}).get("timer")
     event = (opened.args or {}).get("event")
-    status, reason = ("waiting_for_timer", f"{call.name} waits") if timer else ("waiting_for_event", f"{call.name} waits for the event {event}")
+    status, reason = (
+        ("waiting_for_timer", f"{call.name} waits") if timer else ("waiting_for_event", f"{call.name} waits for the event {event}")
+    )
     return _wait_or_move(gate, status, reason + (f" until {r.iso(opened.closes_at)}" if opened.closes_at else ""), now)
 
 

@@ -512,7 +512,9 @@ class Drive:
         try:
             self.store.outside(run_id, lambda tail: late_result(tail, late))
         except OutlastError as e:
-            log.warning("run %s: a late result of %s could not be filed: %s", run_id, late.call_id, e, extra=self.writer.about(late.call_id))
+            log.warning(
+                "run %s: a late result of %s could not be filed: %s", run_id, late.call_id, e, extra=self.writer.about(late.call_id)
+            )
 
     async def _stop_tasks(self) -> list[r.Entry]:
         """Cancel what still runs: what is begun and not answered is in doubt, and the journal says so."""

@@ -37,7 +37,18 @@ NAMES: dict[str, tuple[str, str, str]] = {
     "outlast_runs_stuck": ("gauge", "runs that nobody will move", "1"),
 }
 
-BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0)  # an fsync takes from 0.1 ms (a good disk) to seconds (a full one)
+BUCKETS_S = (
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    1.0,
+    5.0,
+)  # an fsync takes from 0.1 ms (a good disk) to seconds (a full one)
 
 _lock = threading.Lock()
 _appends = [0] * (len(BUCKETS_S) + 1)  # per bucket; the last one is what took longer

@@ -158,9 +158,16 @@ def segment(lease: Lease, worker: str, model: str | None = None) -> Iterator[Seg
         genai.RECOVERED: lease.taken_over, **({genai.REQUEST_MODEL: model} if model else {}),
     }  # fmt: skip
     root = otel_context.Context()  # whoever happens to call us is not this run's parent
-    with tracer.start_as_current_span(
-        f"{genai.INVOKE_AGENT} {lease.agent}", context=root, attributes=attributes, record_exception=False, set_status_on_exception=False
-    ) as span, _counting(Segment(span if span.is_recording() else None)) as found:
+    with (
+        tracer.start_as_current_span(
+            f"{genai.INVOKE_AGENT} {lease.agent}",
+            context=root,
+            attributes=attributes,
+            record_exception=False,
+            set_status_on_exception=False,
+        ) as span,
+        _counting(Segment(span if span.is_recording() else None)) as found,
+    ):
         if lease.taken_over:
             found.event("recovered", {"attempts": lease.attempts})
         yield found

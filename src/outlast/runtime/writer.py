@@ -234,9 +234,7 @@ class Writer:
             except LeaseLost:
                 raise
             except StoreError as e:
-                log.warning(
-                    "run %s: %s; nothing is done for it before this is settled", self.lease.run_id, e, extra=self.about()
-                )
+                log.warning("run %s: %s; nothing is done for it before this is settled", self.lease.run_id, e, extra=self.about())
                 if self.stopped.wait(pause):
                     raise
                 pause = min(pause * 2, LONGEST_PAUSE_S)
@@ -316,7 +314,12 @@ def _place_in_life(step: s.Step, now: datetime) -> tuple[str, str | None, dateti
     """(status, reason, wake_at, needs) of a run whose next step this is."""
     match step:
         case s.Wait():
-            return step.status, step.reason if step.status != "running" else None, step.until, step.needs  # parked: `needs` finds it, not time
+            return (
+                step.status,
+                step.reason if step.status != "running" else None,
+                step.until,
+                step.needs,
+            )  # parked: `needs` finds it, not time
         case s.Finish():
             return step.status, step.reason, None, None
         case _:

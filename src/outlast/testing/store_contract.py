@@ -275,7 +275,13 @@ class StoreContract:
         held = begin(store)
         store.mark(held.lease, NewHead("waiting_for_code", "the journal is of format 2", release=True, needs="format:2"))
         head = store.head("run-1")
-        assert (head.status, head.needs, head.wake_at, head.lease_owner, head.entries) == ("waiting_for_code", "format:2", None, None, held.place.entries)
+        assert (head.status, head.needs, head.wake_at, head.lease_owner, head.entries) == (
+            "waiting_for_code",
+            "format:2",
+            None,
+            None,
+            held.place.entries,
+        )
         assert take(store) == [] and store.parked(agents=["support"]) == [("support", "format:2")]
         assert [lease.run_id for lease in take(store, needs=[("support", "format:2")])] == ["run-1"]
 

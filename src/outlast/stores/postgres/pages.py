@@ -89,7 +89,6 @@ class Pages:
         )
         return Statistics(ended=ended, spent=spent, steps=times)
 
-
     def costs(self, *, per: str, since: datetime, agent: str | None = None, scan: int = 100_000) -> list[Cost]:
         values = {"per": per, "since": ms(since), "agent": agent, "scan": scan}
         return [cost(row) for row in self._read(lambda tx: tx.one("costs", values, commit=True))]

@@ -104,7 +104,6 @@ class Pages:
 
         return self._files.read(work)
 
-
     def costs(self, *, per: str, since: datetime, agent: str | None = None, scan: int = 100_000) -> list[Cost]:
         values = {"per": per, "since": ms(since), "agent": agent, "scan": scan}
         return [cost(row) for row in self._files.read(lambda db: ask(db, Q["costs"], values))]

@@ -123,7 +123,9 @@ def readable(read: Callable[[], list[Row]], run: str) -> list[Row]:
     try:
         return read()
     except UnicodeDecodeError as e:
-        raise InvariantViolated(f"an entry of run {run} holds text that is not UTF-8 ({e.reason})", hint="outlast store check", run_id=run) from e
+        raise InvariantViolated(
+            f"an entry of run {run} holds text that is not UTF-8 ({e.reason})", hint="outlast store check", run_id=run
+        ) from e
 
 
 def erased(run: str) -> Refused:

@@ -207,7 +207,9 @@ class SQLiteStore(Care):
                 raise RunBusy(f"{run_id} is driven by {owners.short(holder)} until {iso(until)}", owner=holder, until=until, run_id=run_id)
             if head.driver != driver:
                 if not head.status.startswith("waiting_"):
-                    raise Refused(f"{run_id} is {head.status}: it can be moved only while it waits", run_id=run_id, hint=f"outlast show {run_id}")
+                    raise Refused(
+                        f"{run_id} is {head.status}: it can be moved only while it waits", run_id=run_id, hint=f"outlast show {run_id}"
+                    )
                 ask(db, Q["drive_by"], {"run_no": head.run_no, "driver": driver, "now": ms(self.now())})
             return self._head(db, run_id)
 
