@@ -293,7 +293,7 @@ def test_a_stream_reads_the_store_when_something_was_saved_and_not_for_every_pie
         looks += 1
         return wait_for_change(seen, timeout_s)
 
-    app._store.wait_for_change = counted  # type: ignore[method-assign]
+    app._store.wait_for_change = counted  # type: ignore[method-assign]  # to count the looks
 
     async def play() -> list[Event]:
         watching = asyncio.ensure_future(_all(app, "r", 0))
