@@ -178,12 +178,19 @@ class Agent(Generic[Out]):
         """The same agent with other model, instructions, tools, limits or version."""
         if unknown := changes.keys() - {"model", "instructions", "tools", "limits", "version"}:
             raise UsageError(f"replace takes model, instructions, tools, limits and version, not {', '.join(sorted(unknown))}")
+        return self._copy(changes)
+
+    def one_by_one(self) -> Agent[Out]:
+        """The same agent whose calls run one after another: for a crash test, which needs the same order every time."""
+        return self._copy({"parallel_calls": 1})
+
+    def _copy(self, changes: Mapping[str, Any]) -> Agent[Out]:
         now = {
             "model": self.model, "instructions": self.instructions, "tools": [*self.tools, *self.sources], "output": self.output,
             "limits": self.limits, "model_settings": self.model_settings, "retry": self.retry, "parallel_calls": self.parallel_calls,
             "version": self.version, "on_change": self.on_change,
         }  # fmt: skip
-        return Agent(self.name, **(now | changes))
+        return Agent(self.name, **{**now, **changes})
 
     def connected(self, tools: Sequence[Tool[..., Any]]) -> Agent[Out]:
         """The same agent with the tools that its servers brought, instead of the servers. Its code counts as the same: a run that was started

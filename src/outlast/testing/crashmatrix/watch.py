@@ -76,8 +76,7 @@ def watched(agent: Agent[Any], log: Path, *, model: Any = None, made: dict[int, 
                          hint="give the sub-agent a ScriptedModel of its own before it becomes a tool")  # fmt: skip
     made = made if made is not None else {}  # a sub-agent may be a tool of several: it stays one agent
     tools = [_watched(tool, log, made) for tool in agent.tools]
-    twin = agent.replace(model=model or agent.model, tools=[*tools, *agent.sources])
-    twin.parallel_calls = 1
+    twin = agent.replace(model=model or agent.model, tools=[*tools, *agent.sources]).one_by_one()
     made[id(agent)] = twin
     return twin
 
