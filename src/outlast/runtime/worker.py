@@ -209,3 +209,6 @@ class Worker:
                 drive.drain(self.grace)
         if self.running:
             await asyncio.wait(list(self.running), timeout=self.grace.total_seconds() + 5)
+        for drive in self.running.values():
+            if drive is not None:  # the store takes nothing any more: what is begun and unsaved is in doubt, and this process may end
+                drive.writer.stopped.set()
