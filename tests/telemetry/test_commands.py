@@ -98,7 +98,7 @@ def test_show_says_what_each_step_took_and_cost(file: Path, capfd: pytest.Captur
     rows = columns(said(capfd, "show", "done", "--store", str(file)), "CHECKPOINT")
     assert [row[:2] for row in rows] == [["2", "model"], ["2", "refund"], ["4", "model"], ["all", "200"]]
     assert rows[-1][:6] == ["all", "200", "20", "0", "0", "0.30"]
-    (shown,) = documents("show", "done", "--store", str(file))
+    (shown,) = documents("show", "done", "--journal", "--store", str(file))
     assert [(s["kind"], s["cost_usd"]) for s in shown["steps"]] == [("model", "0.15"), ("tool", None), ("model", "0.15")]
 
 

@@ -45,6 +45,7 @@ def test_the_documents_are_those_of_the_command_line(
     assert printed("runs") == listed(http, "/api/v1/runs")
     assert printed("inbox") == listed(http, "/api/v1/inbox")
     [shown] = printed("show", "run-1", "--messages", "--journal")
+    assert shown.pop("steps")  # worked out of the journal, and beside it only
     assert shown.pop("journal") == listed(http, "/api/v1/runs/run-1/journal")
     assert shown == http.get("/api/v1/runs/run-1?messages=1").json()
     assert callable(main)

@@ -89,7 +89,7 @@ def show(
         entries = [entry_document(run_id, row) for row in app.journal(run_id)] if journal else []
         steps = app.reader.steps(run_id)
     if options.json:
-        extra: dict[str, Any] = {"steps": [step.to_dict() for step in steps], **({"journal": entries} if journal else {})}
+        extra: dict[str, Any] = {"steps": [step.to_dict() for step in steps], "journal": entries} if journal else {}
         render.document({**run.to_dict(messages=messages), **extra})
         return 0
     render.say("\n".join(described(run)))
