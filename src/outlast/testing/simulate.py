@@ -28,7 +28,7 @@ ENOUGH = 2000  # schedules from which on everything below must have been reached
 NOT_HERE = ("notice",)  # points of notices: nobody is told in these schedules
 MUST_REACH = (
     *(f"died at {p}" for p in POINTS if not p.startswith(NOT_HERE)),
-    "a zombie's append was refused", "an append was behind", "an append under the lock", "an unknown commit stood",
+    "died at wire", "a zombie's append was refused", "an append was behind", "an append under the lock", "an unknown commit stood",
     "an unknown commit did not stand", "a store error", "a process was paused past its lease", "a worker was drained", "an attempt was deduped",
     "a decision at the very deadline", "a decision was refused", "an earlier attempt may still act", "somebody said approved",
     "somebody said rejected", "somebody said happened", "somebody said run_again", "somebody said give_up", "an event was delivered twice",

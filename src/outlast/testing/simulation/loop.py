@@ -90,6 +90,7 @@ class Loop(asyncio.BaseEventLoop):
         self.choices, self._pause, self._latency = choices, pause, latency
         self.now = 0.0
         self.steps = 0
+        self.stop_with: Exception | None = None  # a finding: the schedule ends with it, after the present step
         self._able: list[Process] = []
         self._sleeping: list[Process] = []
         self._waiters: list[tuple[Process, Callable[[], None]]] = []
@@ -109,6 +110,8 @@ class Loop(asyncio.BaseEventLoop):
         return self._trace.hexdigest()
 
     def _run_once(self) -> None:
+        if self.stop_with is not None:
+            raise self.stop_with
         self._sort()
         while not self._able:
             self._advance()

@@ -60,6 +60,8 @@ def may_begin(sim: Schedule, ctx: Any, args: dict[str, Any]) -> None:
         last = max(rows, key=lambda row: (row.created_at, row.gate_id), default=None)
         if last is None or last.outcome != "approved":
             sim.broken("I25", f"{name} {ctx.call_id} of {ctx.run_id} acts, and its gate is {last.outcome if last else 'not there'}")
+        elif not any(isinstance(e, r.GateDecided) and (e.gate_id, e.outcome) == (last.gate_id, "approved") for e in entries):
+            sim.broken("I25", f"{name} {ctx.call_id} of {ctx.run_id} acts, and nobody said yes")
         elif codec.decode(last.edited_args or last.args) != args:
             sim.broken("I22", f"{name} {ctx.call_id} runs with {args}, and {last.edited_args or last.args} was approved")
 
@@ -202,6 +204,11 @@ def _effects(sim: Schedule, head: base.Head, entries: list[r.Entry]) -> None:
                 sim.broken("I3", f"{name} {key} has no result at the end")
             elif name in (*ONCE, *KEYED) and not block.get("is_error") and not happened:
                 sim.broken("I11", f"{name} {key} is told as done and never happened: {block}")
+    if head.status == "done":
+        said = sum(isinstance(e, r.TextSent) for e in entries)
+        shown = sum(b.get("text") == "hurry up" for x in added if isinstance(x["content"], list) for b in x["content"])
+        if shown != said:
+            sim.broken("I4", f"{head.run_id} is done, and of {said} texts that were sent {shown} were shown to the model")
     if head.parent_run_id is None and head.status == "done":
         turns = turns_of(first_text(added))
         answers = [x for x in added if x["role"] == "assistant"]

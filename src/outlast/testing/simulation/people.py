@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from outlast.app import Outlast
@@ -27,6 +27,7 @@ class People:
         self.sim, self.app = sim, app
         self.diligent = False
         self.accepted: dict[tuple[str, str], set[str]] = {}  # gate -> the outcomes that somebody was told stand
+        self.waiting_for_the_end: set[tuple[str, str]] = set()
         sim.people = self
 
     def tasks(self) -> Iterator[Any]:
@@ -52,8 +53,10 @@ class People:
     async def _decides(self) -> None:
         sim = self.sim
         while not sim.over:
-            await asyncio.sleep(3.0 if self.diligent else (3.0, 30.0, 130.0)[sim.choices.pick(3, 0.5)])
+            await asyncio.sleep(3.0 if self.diligent else (3.0, 20.0, 70.0)[sim.choices.pick(3, 0.6)])
             for gate in self.app.inbox(limit=100):
+                if (gate.run_id, gate.gate_id) in self.waiting_for_the_end:
+                    continue
                 if gate.kind == "verification":
                     await self._verify(gate)
                 else:
@@ -70,9 +73,9 @@ class People:
             await self._decide(gate, approved=True, args={"text": f"{gate.args['text']} edited"})
         elif odd == 3:
             sim.reached["a gate was left alone"] += 1
-        elif odd == 4 and gate.deadline is not None:
-            left = (gate.deadline - self.sim.store.now()).total_seconds()
-            sim.in_world(max(left, 0.0), lambda: self._at_the_deadline(gate))
+        elif odd == 4 and (closes_at := self._closes_at(gate)) is not None:
+            self.waiting_for_the_end.add((gate.run_id, gate.gate_id))
+            sim.in_world(max((closes_at - sim.store.now()).total_seconds(), 0.0), lambda: self._at_the_deadline(gate))
         elif odd == 5:
             await self._decide(gate, approved=True)
             await self._decide(gate, approved=True)
@@ -88,9 +91,12 @@ class People:
 
         await self._again(say)
 
+    def _closes_at(self, gate: Gate) -> datetime | None:
+        return next((x.closes_at for x, _ in self.sim.store.gates(gate.run_id) if x.gate_id == gate.gate_id and x.outcome is None), None)
+
     def _at_the_deadline(self, gate: Gate) -> None:
-        row = next((x for x, _ in self.sim.store.gates(gate.run_id) if x.gate_id == gate.gate_id), None)
-        if row is not None and row.outcome is None and row.closes_at == self.sim.store.now():
+        self.waiting_for_the_end.discard((gate.run_id, gate.gate_id))
+        if self._closes_at(gate) == self.sim.store.now():
             self.sim.reached["a decision at the very deadline"] += 1
         try:
             self._say(gate, lambda: self.app.decide(gate.run_id, gate.gate_id, approved=True, decided_by="late"))
@@ -140,7 +146,7 @@ class People:
     async def _meddle(self, run_id: str) -> None:
         sim, app = self.sim, self.app
         head = app.head(run_id)
-        if sim.choices.chance(sim.mood.cancels / 4) and head.status not in base.ENDED:
+        if sim.choices.chance(sim.mood.cancels / 2) and head.status not in base.ENDED:
             await self._again(lambda: app.cancel(run_id, by="ada"))
             sim.reached["a run was cancelled"] += 1
             sim.interruptions += 1

@@ -41,6 +41,7 @@ START = datetime(2026, 3, 2, 9, tzinfo=UTC)
 FAULTY_S, CALM_S, TAIL_S = 240.0, 4000.0, 150.0  # virtual seconds
 LEASE_S = 30.0
 MAX_DEATHS, MAX_PAUSES = 6, 4
+RARE = ("wire", "tool.before", "check.before", "check.after")  # passed seldom, and worth a death
 
 
 class Broken(AssertionError):
@@ -73,7 +74,7 @@ class Mood:
 
         return Mood(
             crash=some(0.01, 0.03, 0.08), pause=some(0.001, 0.004), unknown=some(0.02, 0.06), store=some(0.03), wire=some(0.2, 0.5), model=some(0.15),
-            late=some(0.1, 0.3), jumps=some(0.3), cancels=some(0.15), texts=some(0.3), drains=some(0.2), oddities=some(0.4, 0.7),
+            late=some(0.1, 0.3), jumps=some(0.3), cancels=some(0.15), texts=some(0.3), drains=some(0.2), oddities=some(0.5, 0.9),
             seen=rng.random() < 0.7, lacks=rng.choice((None, None, None, "look", "pay", "reply")))  # fmt: skip
 
 
@@ -126,6 +127,16 @@ class Store(SQLiteStore):
         return answer
 
 
+@contextmanager
+def _beside() -> Iterator[None]:
+    """As on the keeper's own thread: its commits have names of their own."""
+    crashpoints.beside()
+    try:
+        yield
+    finally:
+        crashpoints._here.beside = False
+
+
 class LoopKeeper(Keeper):
     """Keeps leases on the loop of the schedule: the same rounds as the thread, in the process that holds them."""
 
@@ -147,7 +158,8 @@ class LoopKeeper(Keeper):
             try:
                 if loop.now >= renew_at:
                     renew_at = loop.now + self.lease_s / 3
-                    found = self.store.renew([h.lease for h in held.values()], lease_s=self.lease_s)
+                    with _beside():
+                        found = self.store.renew([h.lease for h in held.values()], lease_s=self.lease_s)
                 else:
                     heard = loop.create_future()
                     loop.on_change(lambda heard=heard: None if heard.done() else heard.set_result(None), renew_at - loop.now)  # type: ignore[misc]  # a default binds it
@@ -217,7 +229,7 @@ class Schedule:
         return process is not None and process.dead and self.faulty_mood.seen
 
     def _latency(self) -> float:
-        return (0.0, 0.01, 0.4, 6.0)[self.choices.pick(4, self.mood.late)] if self.mood.late else 0.0
+        return (0.0, 0.01, 0.4, 33.0)[self.choices.pick(4, self.mood.late)] if self.mood.late else 0.0
 
     def _pause_of(self, process: Process) -> float:
         if not self.mood.pause or self.pauses >= MAX_PAUSES or not (which := self.choices.pick(4, self.mood.pause)):
@@ -234,7 +246,7 @@ class Schedule:
         self.loop.note(name, process.name)
         if what == "tool.before":
             process.acting += 1
-        if process.faulty and self.deaths < MAX_DEATHS and self.choices.chance(self.mood.crash):
+        if process.faulty and self.deaths < MAX_DEATHS and self.choices.chance(self.mood.crash * (4 if what in RARE else 1)):
             self.reached[f"died at {what}"] += 1
             self.deaths += 1
             self.die(process)
@@ -255,7 +267,8 @@ class Schedule:
     # ---- oracles while it runs ------------------------------------------------------------------------------------------------
 
     def broken(self, invariant: str, why: str) -> None:
-        raise Broken(f"{invariant}: {why}")
+        self.loop.stop_with = self.loop.stop_with or Broken(f"{invariant}: {why}")  # whoever raised it, a tool say, must not swallow it
+        raise self.loop.stop_with
 
     def committed(self) -> None:
         """After every commit: what stood before stands, nothing is missing between, and fences only grow."""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 TIMEOUT = timedelta(seconds=20)
 KEY_TTL = timedelta(seconds=60)
 REMEMBERS = timedelta(seconds=60 + 40)  # KEY_TTL, and the time that an attempt begun before it may take
-NAMES = ("look", "mail", "forgetful", "reply", "pay", "ring", "refund", "await_word", "ask")
+NAMES = ("look", "mail", "forgetful", "reply", "reply", "pay", "ring", "refund", "refund", "await_word", "ask")
 playing: Any = None  # the Schedule that is being played
 ONCE = ("pay", "ring", "refund")
 KEYED = ("mail", "forgetful", "reply")
@@ -66,8 +66,9 @@ class Receivers:
         mishap = sim.choices.pick(5, sim.mood.wire)
         if mishap == 1 and not self.told(key):
             raise ToolFailed("refused: not done")
-        wire = (0.0, 0.5, 2.0, 4.0)[sim.choices.pick(4, 0.3)]
+        wire = (0.0, 0.5, 2.0, 4.0)[sim.choices.pick(4, 0.5)]
         sim.in_world(wire, lambda: self.land(key, json.dumps(args, sort_keys=True), dedupes=dedupes, forgets=forgets))
+        sim.point("wire")
         if mishap == 2:  # known only once it has landed: whoever raises earlier than what it sent lands cannot be helped by a journal
             await asyncio.sleep(wire)
             raise ConnectionError("the answer was lost")
@@ -84,7 +85,7 @@ Sim = ToolContext[Receivers]
 
 def make_tools(child: Agent[str] | None) -> dict[str, Tool[..., Any]]:
     quick = approval(
-        to="lead", noun="reply", within=timedelta(seconds=200), then=approval(to="boss", noun="reply", within=timedelta(seconds=100))
+        to="lead", noun="reply", within=timedelta(seconds=60), then=approval(to="boss", noun="reply", within=timedelta(seconds=40))
     )
 
     @tool(effect="read", retry=Retry(2, backoff=timedelta(seconds=1)), timeout=TIMEOUT)
