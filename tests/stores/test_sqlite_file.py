@@ -743,7 +743,7 @@ def test_every_view_is_readable_while_a_worker_writes(store: SQLiteStore, path: 
     counts = {view: len(shell(path, f"SELECT * FROM {view}")) for view in views if view != "stuck"}
     assert counts == {
         "checkpoints": 2, "runs": 1, "gates": 1, "journal": 4, "messages": 2, "tool_calls": 1, "inbox": 1, "decisions": 0, "in_doubt": 0,
-        "notices": 0, "versions": 1}  # fmt: skip
+        "notices": 0, "versions": 1, "costs": 1}  # fmt: skip
     [row] = shell(path, "SELECT run_id, gate_id, args, role, agent, tags, created_at FROM inbox")
     created = r.iso(store.gates("run-1")[0][0].created_at)
     assert row == ["run-1", "approval:c1", '{"amount": 1.0, "to": "Zoë"}', "lead", "support", '{"tenant": "northwind"}', created]
