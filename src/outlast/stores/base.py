@@ -199,10 +199,10 @@ class Behind:
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """What a plan sees under the lock: the head, the run folded from its last message on, and all its gates.
+    """What a plan sees under the lock: the head, the run folded from its last message on that is not the model's, and all its gates.
 
-    `run` is folded from the rows whose seq is the last message's: its calls, gates, queued texts since then and end are right; its message
-    list holds the last message only, and its counters are not the run's (take them from `head`).
+    Its calls, gates, queued texts (which may be older than the model's last answer) and end are right; its message list begins with that
+    message, and its counters are not the run's (take them from `head`).
     """
 
     head: Head

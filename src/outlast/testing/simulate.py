@@ -90,11 +90,12 @@ def run(seeds: Sequence[int], until: float = float("inf")) -> Result:
             result.steps += schedule.loop.steps
             result.virtual_s += schedule.loop.now
             result.reached.update(schedule.reached)
+            made = dict(schedule.choices.made)
+            del schedule  # with all that its dead processes left
             if why is not None:
-                result.found = Found(seed, why, dict(schedule.choices.made))
+                result.found = Found(seed, why, made)
                 break
             if n % SWEEP_EVERY == SWEEP_EVERY - 1:
-                del schedule
                 sweep()
             if monotonic() >= until:
                 break

@@ -595,6 +595,19 @@ class StoreContract:
         assert [g.gate_id for g in tail.gates] == ["approval:c1"] and tail.gates[0].seq == 4
         assert (tail.run.agent, tail.now) == ("support", store.now())
 
+    def test_a_plan_sees_a_text_that_is_older_than_the_models_answer(self, store: Store) -> None:
+        """It waits until it is placed; a cancel that did not see it would lose it."""
+        driving = begin(store)
+        send(store, "run-1", "early")
+        entries, driving.place = store.load(driving.lease.run_no)
+        driving.run = fold(Run("run-1"), entries)
+        driving.save(calls("c1"))
+        send(store, "run-1", "late")
+        _, tail, _ = store.outside("run-1", lambda tail: Outside(value=tail))
+        assert [t.content for t in tail.run.queued] == ["early", "late"]
+        assert [c.id for c in tail.run.calls] == ["c1"]
+        assert (tail.run.entries, tail.run.seq) == (tail.head.entries, tail.head.seq)
+
     def test_cancel_takes_the_fence(self, store: Store) -> None:
         driving = begin(store)
 

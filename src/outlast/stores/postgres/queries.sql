@@ -182,9 +182,12 @@ SELECT entry_no, seq, kind, body::text, meta::text, at, "by", entry_id, digest F
  WHERE run_no = %(run_no)s AND seq >= %(since)s AND entry_no > %(after)s
  ORDER BY seq, entry_no
 
--- since_message --  from the last message on
+-- since_message --  from the last message on that is not the model's: texts that wait may be older than an answer
 SELECT e.entry_no, e.seq, e.kind, e.body::text, e.meta::text, e.at, e."by", e.entry_id, e.digest
-  FROM outlast.run r JOIN outlast.entry e ON e.run_no = r.run_no AND e.seq >= r.seq
+  FROM outlast.run r JOIN outlast.entry e ON e.run_no = r.run_no AND e.seq >= coalesce(
+         (SELECT u.seq FROM outlast.entry u
+           WHERE u.run_no = r.run_no AND u.kind = 'MessageAdded' AND u.body ->> 'role' IS DISTINCT FROM 'assistant'
+           ORDER BY u.seq DESC LIMIT 1), least(r.seq, 1))
  WHERE r.run_id = %(run_id)s ORDER BY e.seq, e.entry_no
 
 -- journal --

@@ -709,13 +709,13 @@ def _rows(written: rows.Written, gates: Sequence[GateRow], notices: Sequence[New
 
 
 def _since_message(head: Head, found: Sequence[Row]) -> tuple[Run, Place]:
-    """The run folded from its last message on, and the journal's end."""
+    """The run folded from its last message that is not the model's on (texts that wait may be older than an answer), and the journal's end."""
     if not found:
         raise InvariantViolated(f"run {head.run_id} has no entries", hint="outlast store check", run_id=head.run_id)
     starts = found[0][2] == MessageAdded.__name__
     run = Run(
         head.run_id, agent=head.agent, agent_version=head.agent_version, tags=head.tags, started_by=head.started_by,
-        parent_run_id=head.parent_run_id, parent_call_id=head.parent_call_id, entries=found[0][0] - 1, seq=head.seq - starts)  # fmt: skip
+        parent_run_id=head.parent_run_id, parent_call_id=head.parent_call_id, entries=found[0][0] - 1, seq=found[0][1] - starts)  # fmt: skip
     return fold(run, rows.entries(found, head.run_id)), Place(found[-1][0], found[-1][1], found[-1][8])
 
 

@@ -103,6 +103,8 @@ def _is_new(path: str) -> bool:
     except FileNotFoundError:
         if not file.parent.is_dir():
             raise StoreError(f"{path}: the directory {file.parent} does not exist", hint=f"mkdir -p {file.parent}") from None
+        if _size(f"{path}-wal") and _size(path):  # likewise
+            return _is_new(path)
         _no_orphan_wal(path, "the file is gone, and its -wal is still there")
         return True
     except OSError as e:
@@ -113,6 +115,8 @@ def _is_new(path: str) -> bool:
         raise StoreError(f"{path}: is not a regular file", hint="name a file")
     _no_lost_wal(path)
     if found.st_size == 0:
+        if _size(f"{path}-wal") and _size(path):  # another process made it in between: it writes the file first, then the -wal
+            return _is_new(path)
         _no_orphan_wal(path, "the file is empty, and its -wal is not")
         return True
     try:

@@ -421,16 +421,23 @@ class SQLiteStore(Care):
         return out.value, True
 
     def _since_message(self, db: apsw.Connection, head: Head) -> tuple[Run, Place]:
-        """The run folded from its last message on, and the journal's end."""
-        found = rows.readable(lambda: ask(db, Q["load"], {"run_no": head.run_no, "since": head.seq, "after": 0}), head.run_id)
-        if not found:
-            raise InvariantViolated(f"run {head.run_id} has no entries", hint="outlast store check", run_id=head.run_id)
-        starts = found[0][2] == MessageAdded.__name__
+        """The run folded from its last message that is not the model's on (texts that wait may be older than an answer), and the journal's end."""
+        since = head.seq
+        while True:
+            values = {"run_no": head.run_no, "since": since, "after": 0}
+            found = rows.readable(lambda values=values: ask(db, Q["load"], values), head.run_id)  # type: ignore[misc]  # a default binds it
+            if not found:
+                raise InvariantViolated(f"run {head.run_id} has no entries", hint="outlast store check", run_id=head.run_id)
+            entries = rows.entries(found, head.run_id)
+            first = entries[0]
+            if since <= 1 or not (isinstance(first, MessageAdded) and first.message["role"] == "assistant"):
+                break
+            since -= 1
         run = Run(
             head.run_id, agent=head.agent, agent_version=head.agent_version, tags=head.tags,
             started_by=head.started_by, parent_run_id=head.parent_run_id, parent_call_id=head.parent_call_id, entries=found[0][0] - 1,
-            seq=head.seq - starts)  # fmt: skip
-        return fold(run, rows.entries(found, head.run_id)), Place(found[-1][0], found[-1][1], found[-1][8])
+            seq=found[0][1] - isinstance(first, MessageAdded))  # fmt: skip
+        return fold(run, entries), Place(found[-1][0], found[-1][1], found[-1][8])
 
     # ---- reading --------------------------------------------------------------------------------------------------------------
 

@@ -101,7 +101,9 @@ class Store(SQLiteStore):
         if sim.choices.chance(sim.mood.store):
             sim.reached["a store error"] += 1
             raise StoreError("simulated: disk full")
-        asked_at = sim.loop.now
+        for entry in batch.entries:
+            if isinstance(entry, r.CallStarted):
+                sim.intended[lease.run_id, entry.call_id] = sim.loop.now
         try:
             answer = super().append(lease, place, batch, now=now)
         except LeaseLost:
@@ -111,9 +113,6 @@ class Store(SQLiteStore):
             sim.reached["an append was behind"] += 1
         else:
             sim.acknowledged(lease, answer.place)
-        for entry in batch.entries:
-            if isinstance(entry, r.CallStarted):
-                sim.intended[lease.run_id, entry.call_id] = asked_at
         return answer
 
     def append_locked(self, lease: base.Lease, place: base.Place, plan: Any, *, now: datetime) -> Any:
