@@ -103,10 +103,8 @@ def _is_new(path: str) -> bool:
     except FileNotFoundError:
         if not file.parent.is_dir():
             raise StoreError(f"{path}: the directory {file.parent} does not exist", hint=f"mkdir -p {file.parent}") from None
-        if _size(f"{path}-wal") and _size(path):  # likewise
-            return _is_new(path)
         _no_orphan_wal(path, "the file is gone, and its -wal is still there")
-        return True
+        return _is_new(path) if _size(path) else True
     except OSError as e:
         raise StoreError(f"{path}: {e.strerror}", hint="look at the path and its rights") from e
     if stat.S_ISDIR(found.st_mode):
@@ -115,10 +113,8 @@ def _is_new(path: str) -> bool:
         raise StoreError(f"{path}: is not a regular file", hint="name a file")
     _no_lost_wal(path)
     if found.st_size == 0:
-        if _size(f"{path}-wal") and _size(path):  # another process made it in between: it writes the file first, then the -wal
-            return _is_new(path)
         _no_orphan_wal(path, "the file is empty, and its -wal is not")
-        return True
+        return _is_new(path) if _size(path) else True
     try:
         with file.open("rb") as f:
             header = f.read(100)
@@ -137,7 +133,8 @@ def _is_new(path: str) -> bool:
 
 
 def _no_orphan_wal(path: str, what: str) -> None:
-    if _size(f"{path}-wal"):
+    """Another process may be making the file at this moment: it writes the file first, then the -wal, so this looks the other way round."""
+    if _size(f"{path}-wal") and not _size(path):
         hint = f"restore the file, or move {path}-wal away"
         raise StoreError(f"{path}: {what}: it may hold commits; both were left as they are", hint=hint)
 
