@@ -939,13 +939,13 @@ class Outlast:
         async def drive(lease: base.Lease) -> None:
             def news(renewed: base.Renewed) -> None:
                 if not renewed.held:  # the child has it under its own fence
-                    self._keeper.remove(lease.run_id)
+                    self._keeper.remove(lease)
 
             self._keeper.add(lease, news)  # until then it is kept here, or a child that starts slowly would count as a death
             try:
                 code = await alone.drive(target, str(self._given) if self._given is not None else None, lease)
             finally:
-                self._keeper.remove(lease.run_id)
+                self._keeper.remove(lease)
             if code:
                 log.warning(
                     "run %s: the process that drove it alone ended with %s",

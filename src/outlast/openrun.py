@@ -43,7 +43,7 @@ class OpenRun:
         try:
             self._take_up(lease)
         except BaseException:  # nobody will close what was never opened
-            app._keeper.remove(lease.run_id)
+            app._keeper.remove(lease)
             with suppress(StoreError):  # its lease runs out
                 app._store.release(self._writer.lease)
             raise
@@ -62,7 +62,7 @@ class OpenRun:
 
     def _close(self) -> None:
         """Give the lease back, due at once where it did not wait or end."""
-        self._app._keeper.remove(self._writer.lease.run_id)
+        self._app._keeper.remove(self._writer.lease)
         if not self._saved.released and not self._lost:
             with suppress(LeaseLost):  # all that was appended stands, or its append said so
                 self._saved = self._writer.save([], draining=True)

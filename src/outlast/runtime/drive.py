@@ -150,7 +150,7 @@ class Drive:
             await self._give_back()
             raise
         finally:
-            self.keeper.remove(self.writer.lease.run_id)
+            self.keeper.remove(self.writer.lease)
             stopped = await self._stop_tasks()
             self._file_late([*self.unsaved, *stopped])
 
@@ -187,7 +187,7 @@ class Drive:
             await self._give_back()
             raise
         finally:
-            self.keeper.remove(self.writer.lease.run_id)
+            self.keeper.remove(self.writer.lease)
             stopped = await self._stop_tasks()
             self._file_late([*self.unsaved, *stopped])
 
@@ -583,7 +583,7 @@ class Drive:
         try:
             self.loop.call_soon_threadsafe(self.news.set)
         except RuntimeError:  # the loop is gone, and this run with it
-            self.keeper.remove(renewed.run_id)
+            self.keeper.remove(self.writer.lease)
 
     def _raise_if_lost(self) -> None:
         if self.lost:

@@ -32,7 +32,7 @@ class Keeper:
 
     def __init__(self, store: base.Store, lease_s: float) -> None:
         self.store, self.lease_s = store, lease_s
-        self._held: dict[str, _Held] = {}
+        self._held: dict[str, _Held] = {}  # by nonce: a run that was lost and taken again in this process has two for a moment
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._wake = threading.Event()
@@ -43,7 +43,7 @@ class Keeper:
     def add(self, lease: base.Lease, news: Callable[[base.Renewed], None]) -> None:
         """Keep this lease until `remove`; `news` is called from the keeper's thread."""
         with self._lock:
-            self._held[lease.run_id] = _Held(lease, news)
+            self._held[lease.nonce] = _Held(lease, news)
             if self._thread is None or not self._thread.is_alive():
                 self._stop.clear()
                 self._thread = threading.Thread(target=self._keep, name="outlast leases", daemon=True)
@@ -52,12 +52,13 @@ class Keeper:
     def update(self, lease: base.Lease) -> None:
         """The same run under a new fence (after an unknown commit)."""
         with self._lock:
-            if lease.run_id in self._held:
-                self._held[lease.run_id].lease = lease
+            if lease.nonce in self._held:
+                self._held[lease.nonce].lease = lease
 
-    def remove(self, run_id: str) -> None:
+    def remove(self, lease: base.Lease) -> None:
+        """Keep it no longer; another lease of the same run stays."""
         with self._lock:
-            self._held.pop(run_id, None)
+            self._held.pop(lease.nonce, None)
 
     def held(self) -> int:
         """How many runs are kept here."""
@@ -108,6 +109,5 @@ class Keeper:
                 renew_at = monotonic() + min(1.0, self.lease_s / 10)
                 self._stop.wait(min(1.0, self.lease_s / 10))
                 continue
-            for renewed in found:
-                if renewed.run_id in held:
-                    held[renewed.run_id].news(renewed)
+            for one, renewed in zip(held.values(), found, strict=True):
+                one.news(renewed)

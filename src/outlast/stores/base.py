@@ -335,7 +335,10 @@ class Store(Protocol):
         ...
 
     def renew(self, leases: Sequence[Lease], *, lease_s: float = 30) -> list[Renewed]:
-        """Renew all in one statement. Needs only the nonce, which a reclaim keeps: a lease that ran out and that nobody took is renewed late. Never shortens one."""
+        """Renew all in one statement; the answers come in their order. Never shortens one.
+
+        Needs only the nonce, which a reclaim keeps: a lease that ran out and that nobody took is renewed late.
+        """
         ...
 
     def peek(self, leases: Sequence[Lease]) -> list[Renewed]:

@@ -608,6 +608,13 @@ class StoreContract:
         assert [c.id for c in tail.run.calls] == ["c1"]
         assert (tail.run.entries, tail.run.seq) == (tail.head.entries, tail.head.seq)
 
+    def test_renewing_tells_two_leases_of_one_run_apart(self, store: Store, pass_time: PassTime) -> None:
+        lost = begin(store).lease
+        pass_time(31 * SECOND)
+        [lease] = take(store)
+        for asked in ([lost, lease], [lease, lost]):
+            assert [x.held for x in store.renew(asked)] == [x.held for x in store.peek(asked)] == [x is lease for x in asked]
+
     def test_cancel_takes_the_fence(self, store: Store) -> None:
         driving = begin(store)
 

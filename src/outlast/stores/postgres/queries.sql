@@ -113,7 +113,7 @@ WITH {times}, ours AS MATERIALIZED (
 )
 UPDATE outlast.run r SET lease_until = greatest(r.lease_until, (SELECT lease_now FROM times) + %(lease_ms)s)
   FROM ours o WHERE r.run_no = o.run_no AND r.lease_owner IS NOT NULL
-RETURNING r.run_no
+RETURNING r.run_no, r.nonce
 
 -- lengths --
 SELECT run_no, fence, entries FROM outlast.run WHERE run_no = ANY (%(numbers)s::bigint[])

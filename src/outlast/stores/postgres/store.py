@@ -297,8 +297,8 @@ class PostgresStore(Care):
         numbers = [lease.run_no for lease in leases]
         values = {**self._times(self._leased(lease_s)), "numbers": numbers, "nonces": [lease.nonce for lease in leases]}
         renewed, lengths = self._write(lambda tx: tx.commit(("renew", values), ("lengths", {"numbers": numbers})))
-        held, there = {n for (n,) in renewed}, {row[0]: row[1:] for row in lengths}
-        return [Renewed(lease.run_id, lease.run_no in held, *there.get(lease.run_no, (0, 0))) for lease in leases]
+        held, there = {tuple(row) for row in renewed}, {row[0]: row[1:] for row in lengths}
+        return [Renewed(lease.run_id, (lease.run_no, lease.nonce) in held, *there.get(lease.run_no, (0, 0))) for lease in leases]
 
     def peek(self, leases: Sequence[Lease]) -> list[Renewed]:
         if not leases:

@@ -60,7 +60,7 @@ RETURNING 1
 UPDATE run SET lease_until = max(run.lease_until, :until), lease_until_at = max(run.lease_until_at, :until_at)
   FROM json_each(:leases) l
  WHERE run.run_no = l.value ->> 0 AND run.nonce = l.value ->> 1 AND run.lease_owner IS NOT NULL
-RETURNING run.run_no
+RETURNING run.run_no, run.nonce
 
 -- lengths --
 SELECT run_no, fence, entries FROM run WHERE run_no IN (SELECT value FROM json_each(:numbers))

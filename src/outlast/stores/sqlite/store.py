@@ -229,9 +229,9 @@ class SQLiteStore(Care):
         def work(db: apsw.Connection) -> list[Renewed]:
             until = self._until(timedelta(seconds=lease_s), self.now())
             del until["boot"]
-            held = {n for (n,) in ask(db, Q["renew"], {"leases": ours, **until})}
+            held = set(ask(db, Q["renew"], {"leases": ours, **until}))
             there = {row[0]: row[1:] for row in ask(db, Q["lengths"], {"numbers": numbers})}
-            return [Renewed(lease.run_id, lease.run_no in held, *there.get(lease.run_no, (0, 0))) for lease in leases]
+            return [Renewed(lease.run_id, (lease.run_no, lease.nonce) in held, *there.get(lease.run_no, (0, 0))) for lease in leases]
 
         return self._files.write(work)
 

@@ -141,7 +141,7 @@ class LoopKeeper(Keeper):
 
     def add(self, lease: base.Lease, news: Callable[[base.Renewed], None]) -> None:
         begins = not self._held
-        self._held[lease.run_id] = _Held(lease, news)
+        self._held[lease.nonce] = _Held(lease, news)
         if begins:
             self._task = asyncio.get_running_loop().create_task(self._rounds())
 
@@ -168,9 +168,8 @@ class LoopKeeper(Keeper):
             except StoreError:
                 await asyncio.sleep(1.0)
                 continue
-            for renewed in found:
-                if renewed.run_id in held:
-                    held[renewed.run_id].news(renewed)
+            for one, renewed in zip(held.values(), found, strict=True):
+                one.news(renewed)
 
 
 class _Inline:
