@@ -114,6 +114,14 @@ class Done:
         return error
 
 
+EXAMPLES = str(Path(__file__).parents[2] / "examples") + os.sep
+
+
+def _is_of_tests(name: str, module: object) -> bool:
+    """What the tests of this session have imported under a name that a file of the folder may bear: their own helpers, the examples' modules."""
+    return name.partition(".")[0] == "support" or (getattr(module, "__file__", None) or "").startswith(EXAMPLES)
+
+
 def _be_command(args: tuple[str, ...], folder: Path, env: dict[str, str], fds: list[int]) -> NoReturn:
     """In a forked child: become `outlast ARGS` in this folder, with these files as stdin, stdout and stderr."""
     code = 70
@@ -126,9 +134,7 @@ def _be_command(args: tuple[str, ...], folder: Path, env: dict[str, str], fds: l
         os.environ.clear()
         os.environ.update(env)
         sys.path[:] = [p for p in sys.path if p]
-        for name in [
-            n for n in sys.modules if n.partition(".")[0] == "support"
-        ]:  # the tests' own helpers; here it is the folder's support.py
+        for name in [n for n, module in sys.modules.items() if _is_of_tests(n, module)]:
             del sys.modules[name]
         code = main(list(args))
         sys.stdout.flush()
