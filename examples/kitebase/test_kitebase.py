@@ -270,7 +270,8 @@ def aimock(folder: Path) -> Iterator[str]:
     (folder / "fixtures.json").write_text(json.dumps(fixtures()))
     command = [node, str(AIMOCK), "-p", "0", "-f", str(folder / "fixtures.json"), "--strict", "--validate-on-load"]
     env = os.environ | {"AIMOCK_STRICT_TURN_INDEX": "1"}
-    server = subprocess.Popen(command, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    # a session of its own: `node` may be a script that starts the real one, and only both together close the pipe
+    server = subprocess.Popen(command, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
     assert server.stdout is not None
     try:
         said = []
@@ -282,7 +283,7 @@ def aimock(folder: Path) -> Iterator[str]:
         else:
             pytest.fail("aimock did not start:\n" + "".join(said))
     finally:
-        server.send_signal(signal.SIGTERM)
+        os.killpg(server.pid, signal.SIGTERM)
         server.communicate(timeout=LIMIT_S)
 
 
