@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 
 from web.conftest import Visit, visiting
 from web.kite import BIG, Kite, Running
@@ -46,6 +46,18 @@ def test_from_the_start_to_the_end_without_a_reload(visit: Visit, kite: Kite) ->
     expect(run_page.locator(".messages").get_by_text("Replied to Northwind Studio on KITE-142.")).to_be_visible()
     assert run_page.evaluate("window.same")
     assert len(kite.effects) == 1
+
+
+def test_a_page_whose_scripts_come_slowly_is_live_too(visit: Visit, kite: Kite) -> None:
+    def late(route: Route) -> None:
+        visit.page.wait_for_function("window.htmx")
+        visit.page.evaluate("new Promise((done) => setTimeout(() => setTimeout(done)))")  # what htmx had put off to the next moment was done
+        route.continue_()
+
+    visit.page.route("**/hx-sse.min.js", late)
+    visit.go("/inbox")
+    kite.run("support", "run-1")
+    expect(card(visit.page, "run-1")).to_be_visible()
 
 
 def test_reject_needs_a_note_and_the_model_reads_it(visit: Visit, kite: Kite) -> None:
