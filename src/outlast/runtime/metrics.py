@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 TEXT_FORMAT = "text/plain; version=0.0.4; charset=utf-8"  # what `text` gives, as a content type
 Labels = tuple[tuple[str, str], ...]
+Key = tuple[str, Labels]  # a name of NAMES, and its labels by name
 
 # name -> (type, what it counts, the OpenTelemetry unit)
 NAMES: dict[str, tuple[str, str, str]] = {
@@ -54,7 +55,7 @@ _lock = threading.Lock()
 _appends = [0] * (len(BUCKETS_S) + 1)  # per bucket; the last one is what took longer
 _seconds = 0.0  # in appends
 _steps = 0
-_counts: dict[tuple[str, Labels], float] = {}
+_counts: dict[Key, float] = {}
 
 
 def add(name: str, by: float = 1, **labels: str) -> None:
@@ -62,6 +63,13 @@ def add(name: str, by: float = 1, **labels: str) -> None:
     key = (name, tuple(labels.items() if len(labels) < 2 else sorted(labels.items())))
     with _lock:
         _counts[key] = _counts.get(key, 0) + by
+
+
+def add_all(counted: Iterable[tuple[Key, float]]) -> None:
+    """Count several at once."""
+    with _lock:
+        for key, by in counted:
+            _counts[key] = _counts.get(key, 0) + by
 
 
 def appended(seconds: float, *, step: bool) -> None:

@@ -8,13 +8,13 @@ only with OUTLAST_TRACE_CONTENT=1; keys never.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from functools import lru_cache
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from outlast.core import codec
@@ -33,16 +33,28 @@ MAX_CONTENT = 8192  # characters of an argument or result in an attribute
 
 
 @lru_cache(maxsize=1)
-def _tracer() -> Any:
+def _api() -> Any:
+    """OpenTelemetry's API, or None: looked up once, an `import` for every span would cost a tenth of it."""
     try:
-        from opentelemetry import trace
+        from opentelemetry import context, trace
     except ModuleNotFoundError:
         return None
-    return trace.get_tracer("outlast")
+    return SimpleNamespace(context=context, trace=trace, tracer=trace.get_tracer("outlast"))
+
+
+def _tracer() -> Any:
+    api = _api()
+    return api.tracer if api is not None else None
 
 
 def content_wanted() -> bool:
     return os.environ.get("OUTLAST_TRACE_CONTENT") == "1"
+
+
+_TOKENS: tuple[metrics.Key, ...] = tuple(
+    ("outlast_tokens_total", (("kind", kind),)) for kind in ("input", "output", "cache_read", "cache_write")
+)
+_COST: metrics.Key = ("outlast_cost_usd_total", ())
 
 
 class Segment:
@@ -83,28 +95,38 @@ class Segment:
 
     def entry(self, entry: r.Entry) -> None:
         """What an entry is on a timeline, and what it adds to the counts."""
-        match entry:
-            case r.MessageAdded(meta=meta) if meta and "usage" in meta and not meta.get("imported"):
+        kind = type(entry)
+        if kind is r.MessageAdded:
+            meta = entry.meta
+            if meta and "usage" in meta and not meta.get("imported"):
                 self._answered(meta)
-            case r.ModelFailed(retry_at=at) if at is not None:
-                metrics.add("outlast_retries_total", what="model")
-            case r.CallFailed():
-                metrics.add("outlast_retries_total", what="tool")
+            return
+        if kind is r.CallFinished:
+            return
+        if isinstance(entry, r.ModelFailed) and entry.retry_at is not None:
+            metrics.add("outlast_retries_total", what="model")
+        elif kind is r.CallFailed:
+            metrics.add("outlast_retries_total", what="tool")
         if self.span is not None:
             self._event_of(entry)
 
     def _answered(self, meta: Mapping[str, Any]) -> None:
-        usage, paid = usage_of(meta.get("usage")), r.money(meta.get("cost_usd"))
+        usage, paid, tokens = usage_of(meta.get("usage")), r.money(meta.get("cost_usd")), self.tokens
+        counted: list[tuple[metrics.Key, float]] = []
         if usage is not None:
             written = usage.cache_write + usage.cache_write_1h
-            for kind, n in (("input", usage.input), ("output", usage.output), ("cache_read", usage.cache_read), ("cache_write", written)):
+            for key, n in zip(_TOKENS, (usage.input, usage.output, usage.cache_read, written), strict=True):
                 if n:
-                    self.tokens[kind] = self.tokens.get(kind, 0) + n
-                    metrics.add("outlast_tokens_total", n, kind=kind)
-        if paid is not None:
-            metrics.add("outlast_cost_usd_total", float(paid))
-        self._unpriced = self._unpriced or paid is None
-        self.cost = None if self._unpriced else (self.cost or Decimal(0)) + (paid or 0)
+                    kind = key[1][0][1]
+                    tokens[kind] = tokens.get(kind, 0) + n
+                    counted.append((key, n))
+        if paid is None:
+            self._unpriced, self.cost = True, None
+        else:
+            counted.append((_COST, float(paid)))
+            if not self._unpriced:
+                self.cost = paid if self.cost is None else self.cost + paid
+        metrics.add_all(counted)
 
     def end(self, status: str, seq: int) -> None:
         """What is known of a segment once it is over."""
@@ -140,92 +162,117 @@ class Segment:
                 self.event("event.received", {"name": entry.name})
 
 
-@contextlib.contextmanager
-def segment(lease: Lease, worker: str, model: str | None = None) -> Iterator[Segment]:
-    """A root span for one time that this run is driven; `follows` links it to the one before."""
-    metrics.add("outlast_claims_total")
-    if lease.taken_over:
-        metrics.add("outlast_recovered_total")
-    tracer = _tracer()
-    if tracer is None:
-        with _counting(Segment(None)) as found:
-            yield found
-        return
-    from opentelemetry import context as otel_context
+class segment:  # noqa: N801 - used like a function, in a `with`; a generator would cost as much again as the span
+    """A root span for one time that this run is driven; `follows` links it to the one before.
 
-    attributes = {
-        genai.OPERATION: genai.INVOKE_AGENT, genai.AGENT: lease.agent, genai.CONVERSATION: lease.run_id, genai.FENCE: lease.fence, genai.WORKER: worker,
-        genai.RECOVERED: lease.taken_over, **({genai.REQUEST_MODEL: model} if model else {}),
-    }  # fmt: skip
-    root = otel_context.Context()  # whoever happens to call us is not this run's parent
-    with (
-        tracer.start_as_current_span(
-            f"{genai.INVOKE_AGENT} {lease.agent}",
-            context=root,
-            attributes=attributes,
-            record_exception=False,
-            set_status_on_exception=False,
-        ) as span,
-        _counting(Segment(span if span.is_recording() else None)) as found,
-    ):
+    A lease that is lost is an event and not an error; anything else that ends a segment early is one.
+    """
+
+    __slots__ = ("_attributes", "_found", "_lease", "_token")
+
+    def __init__(self, lease: Lease, worker: str, model: str | None = None) -> None:
+        self._lease, self._found, self._token = lease, Segment(None), None
+        self._attributes = {
+            genai.OPERATION: genai.INVOKE_AGENT, genai.AGENT: lease.agent, genai.CONVERSATION: lease.run_id, genai.FENCE: lease.fence,
+            genai.WORKER: worker, genai.RECOVERED: lease.taken_over, **({genai.REQUEST_MODEL: model} if model else {}),
+        }  # fmt: skip
+
+    def __enter__(self) -> Segment:
+        lease = self._lease
+        metrics.add("outlast_claims_total")
         if lease.taken_over:
-            found.event("recovered", {"attempts": lease.attempts})
-        yield found
+            metrics.add("outlast_recovered_total")
+        tracer = _tracer()
+        if tracer is None:
+            return self._found
+        root = _api().context.Context()  # whoever happens to call us is not this run's parent
+        span = tracer.start_span(
+            f"{genai.INVOKE_AGENT} {lease.agent}", root, attributes=self._attributes, record_exception=False, set_status_on_exception=False
+        )
+        self._token = _made_current(span, root)
+        if span.is_recording():
+            self._found.span = span
+            if lease.taken_over:
+                self._found.event("recovered", {"attempts": lease.attempts})
+        return self._found
+
+    def __exit__(self, kind: type[BaseException] | None, raised: BaseException | None, _trace: object) -> None:
+        found = self._found
+        if isinstance(raised, LeaseLost):
+            metrics.add("outlast_lease_losses_total")
+            found.event("fenced")
+        elif isinstance(raised, Exception):
+            found.set(genai.ERROR, type(raised).__name__)
+            found.failed()
+        _over(found.span, self._token)
 
 
-@contextlib.contextmanager
-def _counting(found: Segment) -> Iterator[Segment]:
-    """A lease that is lost is an event and not an error; anything else that ends a segment early is one."""
-    try:
-        yield found
-    except LeaseLost:
-        metrics.add("outlast_lease_losses_total")
-        found.event("fenced")
-        raise
-    except Exception as e:
-        found.set(genai.ERROR, type(e).__name__)
-        found.failed()
-        raise
+def _made_current(span: Any, within: Any = None) -> Any:
+    """The span as the parent of what is called now; what undoes it, or None: it is nobody's parent."""
+    if not span.get_span_context().is_valid:
+        return None
+    api = _api()
+    return api.context.attach(api.trace.set_span_in_context(span, within))
+
+
+def _over(span: Any, token: Any) -> None:
+    if token is not None:
+        _api().context.detach(token)
+    if span is not None:
+        span.end()
 
 
 def _context_of(traceparent: str | None) -> Any:
     match = TRACEPARENT.match(traceparent or "")
-    if match is None:
+    if match is None or (api := _api()) is None:
         return None
-    from opentelemetry import trace
-
+    trace = api.trace
     return trace.SpanContext(int(match[1], 16), int(match[2], 16), is_remote=True, trace_flags=trace.TraceFlags(int(match[3], 16)))
 
 
-@contextlib.contextmanager
-def tool(call: RunCall, run_id: str, attempt: int) -> Iterator[Any]:
+class tool:  # noqa: N801 - as above
     """A span for one attempt of a tool; gives a function that takes how it ended."""
-    tracer = _tracer()
-    if tracer is None:
-        yield _ignore
-        return
-    attributes: dict[str, Any] = {
-        genai.OPERATION: genai.EXECUTE_TOOL, genai.TOOL: call.name, genai.CALL: call.call_id, genai.TOOL_TYPE: "function", genai.CONVERSATION: run_id,
-        genai.EFFECT: call.effect, genai.ATTEMPT: attempt, genai.REPLAY: attempt > 1,
-    }  # fmt: skip
-    with tracer.start_as_current_span(f"{genai.EXECUTE_TOOL} {call.name}", attributes=attributes, record_exception=False) as span:
+
+    __slots__ = ("_attempt", "_call", "_run_id", "_span", "_token")
+
+    def __init__(self, call: RunCall, run_id: str, attempt: int) -> None:
+        self._call, self._run_id, self._attempt = call, run_id, attempt
+        self._span = self._token = None
+
+    def __enter__(self) -> Callable[[Ended], None]:
+        tracer = _tracer()
+        if tracer is None:
+            return _ignore
+        call = self._call
+        attributes = {
+            genai.OPERATION: genai.EXECUTE_TOOL, genai.TOOL: call.name, genai.CALL: call.call_id, genai.TOOL_TYPE: "function",
+            genai.CONVERSATION: self._run_id, genai.EFFECT: call.effect, genai.ATTEMPT: self._attempt, genai.REPLAY: self._attempt > 1,
+        }  # fmt: skip
+        self._span = span = tracer.start_span(f"{genai.EXECUTE_TOOL} {call.name}", attributes=attributes, record_exception=False)
+        self._token = _made_current(span)
         if not span.is_recording():
-            yield _ignore
-            return
+            return _ignore
         span.set_attribute(genai.KEY_DIGEST, hashlib.sha256(call.key.encode()).hexdigest()[:16])
         if content_wanted():
             span.set_attribute(genai.ARGUMENTS, codec.encode(call.args)[:MAX_CONTENT])
+        return self._ended
 
-        def ended(how: Ended) -> None:
-            if how.raised is not None:
-                from opentelemetry.trace import Status, StatusCode
+    def _ended(self, how: Ended) -> None:
+        span: Any = self._span
+        if how.raised is not None:
+            from opentelemetry.trace import Status, StatusCode
 
-                span.set_attribute(genai.ERROR, type(how.raised).__name__)
-                span.set_status(Status(StatusCode.ERROR))
-            elif content_wanted():
-                span.set_attribute(genai.RESULT, str(codec.result_content(how.value)[0])[:MAX_CONTENT])
+            span.set_attribute(genai.ERROR, type(how.raised).__name__)
+            span.set_status(Status(StatusCode.ERROR))
+        elif content_wanted():
+            span.set_attribute(genai.RESULT, str(codec.result_content(how.value)[0])[:MAX_CONTENT])
 
-        yield ended
+    def __exit__(self, kind: type[BaseException] | None, raised: BaseException | None, _trace: object) -> None:
+        if isinstance(raised, Exception) and self._span is not None and self._span.is_recording():  # ours: what a tool raises is a value
+            from opentelemetry.trace import Status, StatusCode
+
+            self._span.set_status(Status(StatusCode.ERROR, f"{type(raised).__name__}: {raised}"))
+        _over(self._span, self._token)
 
 
 def _ignore(_how: Any) -> None:
