@@ -959,7 +959,14 @@ class Outlast:
     async def _drive_handed(self, lease: base.Lease) -> None:
         """Drive a run whose lease this process was handed."""
         async with self._deps_for(lease) as deps:
-            await self._drive_of(lease, self._agents[lease.agent], deps=deps, patience_s=BACKGROUND.total_seconds())()
+            drive = self._drive_of(lease, self._agents[lease.agent], deps=deps, patience_s=BACKGROUND.total_seconds())
+            try:
+                await drive()
+            except LeaseLost:
+                raise
+            except StoreError:
+                await drive.hand_back()
+                raise
 
     async def _go_on(self, run_id: str, deps: Any, teller: notices.Teller) -> bool:
         """Runs that answer calls of this one are driven here too, and where somebody who was told decided at once, it goes on. Was there any?"""
@@ -1004,6 +1011,14 @@ class Outlast:
                 log.info("run %s: %s", lease.run_id, e, extra=drive.writer.about())  # cancelled, or finished by somebody else
                 return
             raise
+        except StoreError:
+            await self._given_back(drive)
+            raise
+
+    async def _given_back(self, drive: Drive) -> None:
+        """After the store failed: whoever tries again, here or elsewhere, finds the run free, and no death is counted."""
+        with contextlib.suppress(StoreError):  # else its lease runs out
+            await self._blocking(lambda: self._store.release(drive.writer.lease))
 
     def _emit(self, event: Event) -> None:
         for listener in list(self._listeners):
@@ -1029,6 +1044,11 @@ class Outlast:
             return may_go_on(agent.on_change, f"{algorithm}:{code}", version, agent.code, agent.version)
         if what == "upgrade":
             return agent.tool(rest) is not None
+        if what == "model":
+            with contextlib.suppress(OutlastError):
+                resolve(agent.model)
+                return True
+            return False
         return what == "format" and rest.isdecimal() and int(rest) <= r.FORMAT
 
     def _mine(self, agent: Agent[Any]) -> None:
@@ -1237,6 +1257,9 @@ class Outlast:
             saved = await drive.step(doing)
         except LeaseLost:
             return Taken(run_id, drive.run.seq, "busy", None, "running", None)
+        except StoreError:
+            await self._given_back(drive)
+            raise
         if not isinstance(saved.step, s.Finish):
             self._recent[lease.run_no] = (drive.writer.run, drive.writer.place, lease.fence)
             while len(self._recent) > RECENT:

@@ -44,6 +44,8 @@ T = TypeVar("T")
 LATE_START = timedelta(seconds=30)  # an intent that was saved longer ago is not acted upon any more
 POISON = 5  # deaths of a worker in a row, without a message, a result or a gate in between
 STORE_PAUSE_S = 1.0  # before a call whose intent could not be saved is begun again, beside others that run
+LONGEST_PAUSE_S = 30.0  # between attempts to give a lease back while the store fails
+GIVE_UP_S = 20.0  # how long one that is stopped tries to save what it has
 CHARS_PER_TOKEN = 4  # rough: for the cost of a model call whose answer was lost
 
 
@@ -85,6 +87,10 @@ class Drive:
         self.tasks: dict[str, asyncio.Task[r.Entry | None]] = {}
         self.news = asyncio.Event()
         self.unsaved: Sequence[r.Entry] = ()  # what has come and is on its way into the store
+        self.asked: asyncio.Task[Sequence[r.Entry]] | None = None  # the model call that is under way
+        self.reached = False  # it has reached the model: it may be paid for
+        self.intended: dict[str, int] = {}  # attempts whose intent this drive saves
+        self.acting: set[str] = set()  # calls whose act has begun here
         self.lost = False
         self.draining = False
         self.drained_at: float | None = None
@@ -116,6 +122,13 @@ class Drive:
         self.draining = True
         self.drained_at = monotonic() + grace.total_seconds()
         self.news.set()
+
+    def lose(self) -> None:
+        """The lease is gone: from the keeper's thread, also between two calls of a program that drives by hand."""
+        self.lost = True
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # nobody waits in a loop that is closed
+                self._loop.call_soon_threadsafe(self.news.set)
 
     # ---- the loop -----------------------------------------------------------------------------------------------------------
 
@@ -202,20 +215,70 @@ class Drive:
     async def _give_back(self) -> None:
         """Our own task was cancelled: save what has come, give the lease back, due at once."""
         self.drain(timedelta(0))
-        stopped = await self._stop_tasks()
+        self.loop.call_later(GIVE_UP_S, self.writer.stopped.set)
+        stopped = [*await self._cut(), *await self._stop_tasks()]
         try:
             await self._save([*self.unsaved, *stopped])
         except OutlastError as e:
             log.warning("run %s: its lease could not be given back: %s", self.run.id, e, extra=self.writer.about())
 
+    async def hand_back(self, pause_s: float = STORE_PAUSE_S) -> None:
+        """After a StoreError: this process lives, so the lease is kept, and given back as soon as the store takes that.
+
+        So nobody counts a death or a lost model call: nothing is under way. The pause comes first, or a run whose rows alone cannot be read
+        would be taken again at once, for ever.
+        """
+        if self.writer.released:
+            return
+        lease = self.writer.lease
+        self.keeper.add(lease, self._news)
+        try:
+            while await self._paused(pause_s):
+                try:
+                    await self._blocking(self.store.release, self.writer.lease)
+                except StoreError as e:
+                    log.warning("run %s: its lease could not be given back yet: %s", lease.run_id, e, extra=self.writer.about())
+                    if self.drained_at is not None and monotonic() >= self.drained_at:
+                        return  # its lease runs out
+                    pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
+                else:
+                    return
+        finally:
+            self.keeper.remove(lease)
+
+    async def _paused(self, pause_s: float) -> bool:
+        """Wait, but not past a stop: is the lease still ours?"""
+        end = monotonic() + (pause_s if self.drained_at is None else min(pause_s, STORE_PAUSE_S))
+        while not self.lost and (left := end - monotonic()) > 0:
+            self.news.clear()
+            news = asyncio.ensure_future(self.news.wait())
+            try:
+                await asyncio.wait({news}, timeout=left)
+            finally:
+                news.cancel()
+            if self.drained_at is not None:
+                break
+        return not self.lost
+
     async def one(self, call: s.RunCall) -> Saved:
-        """Run one call and save what came of it: for a program that drives by hand."""
-        self._loop, self.saving, self.news = asyncio.get_running_loop(), asyncio.Lock(), asyncio.Event()
-        fact = await self._call(call)
+        """Run one call and save what came of it: for a program that drives by hand. One whose lease is lost is stopped at once."""
+        if self._loop is not (loop := asyncio.get_running_loop()):
+            self._loop, self.saving, self.news = loop, asyncio.Lock(), asyncio.Event()
+        self._raise_if_lost()
+        calling, news = asyncio.ensure_future(self._call(call)), asyncio.ensure_future(self.news.wait())
+        try:
+            await asyncio.wait({calling, news}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            news.cancel()
+            if not calling.done():
+                calling.cancel()
+                await asyncio.wait({calling}, timeout=2 * perform.GRACE_S)
+        self._raise_if_lost(calling)
+        fact = calling.result()
         facts = [fact] if fact is not None else []
         async with self.saving:
             try:
-                return await self._thread(lambda: self.writer.save(facts))
+                return await self._blocking(lambda: self.writer.save(facts))
             except LeaseLost:
                 self._file_late(facts)
                 raise
@@ -290,9 +353,19 @@ class Drive:
             return await self._save(await self._stop_tasks())
         done = [call_id for call_id, task in self.tasks.items() if task.done()]
         if not done:
-            async with self.saving:
-                await self._thread(self.writer.load)
+            await self._read_on()
         return await self._save(await self._results(done))
+
+    async def _read_on(self) -> None:
+        """What others wrote. A store that fails takes no call along that runs: it is asked again a little later."""
+        try:
+            async with self.saving:
+                await self._blocking(self.writer.load)
+        except StoreError as e:
+            if not self.tasks:
+                raise
+            log.warning("run %s: what is new could not be read yet: %s", self.run.id, e, extra=self.writer.about())
+            self.loop.call_later(STORE_PAUSE_S, self.news.set)
 
     async def _results(self, done: Sequence[str]) -> Sequence[r.Entry]:
         """What the calls that are back leave. A call that could not begin takes no other's result along, nor a call that still runs."""
@@ -326,11 +399,22 @@ class Drive:
     # ---- the model ------------------------------------------------------------------------------------------------------------
 
     async def _ask_model(self) -> Saved:
-        task = asyncio.ensure_future(self._ask())
+        self.asked = task = asyncio.ensure_future(self._ask())
         try:
             return await self._heard_or_stopped(task)
         finally:
             task.cancel()
+
+    async def _cut(self) -> Sequence[r.Entry]:
+        """Stop the model call that is under way: what it answered after all, or that it may have to be paid for."""
+        task, self.asked = self.asked, None
+        if task is None:
+            return []
+        task.cancel()
+        await asyncio.wait({task}, timeout=perform.GRACE_S)
+        if task.done() and not task.cancelled() and task.exception() is None:
+            return task.result()
+        return [model_call_lost(self.run, self.writer.policy)] if self.reached else []
 
     async def _heard_or_stopped(self, task: asyncio.Task[Sequence[r.Entry]]) -> Saved:
         while not task.done():
@@ -342,10 +426,12 @@ class Drive:
             if task.done():
                 break
             if self.lost or (self.drained_at is not None and monotonic() >= self.drained_at):
-                task.cancel()
-                await asyncio.wait({task}, timeout=perform.GRACE_S)
+                cut = await self._cut()
                 self._raise_if_lost()
-                return await self._save([])
+                return await self._save(cut)
+        self.asked = None
+        if task.cancelled():  # not by us: the model's failure, or its worker would take it for a stop of its own
+            return await self._save([self._model_failed(ModelError("the model call was cancelled by itself", retryable=True))])
         return await self._save(task.result())
 
     async def _ask(self) -> Sequence[r.Entry]:
@@ -357,22 +443,22 @@ class Drive:
             emitted = True
             self.listen(Event("text", run.id, seq, text, None, None, self.store.now()))
 
-        started = monotonic()
+        started, self.reached = monotonic(), False
         try:
             request = ModelRequest(
                 messages=list(run.messages), instructions=self.agent.instructions_for(self.head()), tools=[t.schema for t in self.agent.tools],
                 output_schema=self.agent.output_schema, settings=self._settings(), emit=emit)  # fmt: skip
             point("model.before")
+            self.reached = True
             answer: Any = self.model(request)
             if asyncio.iscoroutine(answer) or isinstance(answer, asyncio.Future):
                 answer = await answer
             point("model.after")
             return self._heard(answer, {"latency_ms": int((monotonic() - started) * 1000), "attempt": run.model_failures + 1})
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
-            failed = self._model_failed(ModelError("the model call was cancelled by itself", retryable=True))
+        except asyncio.CancelledError:  # a stop of ours, or the model's own: whoever waits for this task knows
+            if emitted:
+                self.listen(Event("reset", run.id, seq, None, None, None, self.store.now()))
+            raise
         except (LeaseLost, StoreError):
             raise
         except Exception as e:  # noqa: BLE001 - a person's model: anything may come
@@ -434,6 +520,8 @@ class Drive:
             if entry.doubt is not None:  # an exception, and surely not done: the model may read it
                 return r.CallFinished(call.call_id, f"{call.name} failed: {entry.doubt}", is_error=True)
         begun_at = monotonic()
+        self.acting.discard(call.call_id)
+        self.intended[call.call_id] = call.attempt
         if call.intent and not await self._intend(call, tool):
             return None
         if call.intent and monotonic() - begun_at >= LATE_START.total_seconds():
@@ -441,6 +529,7 @@ class Drive:
         self._raise_if_lost()
         started = monotonic()
         context = self._context(call, tool, entry)
+        self.acting.add(call.call_id)
         with telemetry.tool(call, self.run.id, context.attempt) as tell:
             ended = await perform.act(call, tool, context, late)
             tell(ended)
@@ -463,7 +552,7 @@ class Drive:
             call.call_id, call.key, call.effect, call.attempt, self.store.now() + lasts, owner.me(), codec.digest(call.args)
         )
         async with self.saving:
-            return await self._thread(self.writer.propose, intent, lasts)
+            return await self._blocking(self.writer.propose, intent, lasts)
 
     def _context(self, call: s.RunCall, tool: Tool[..., Any], entry: r.Call) -> ToolContext[Any]:
         attempt = call.attempt + (self.writer.lease.taken_over and self.writer.fresh and not call.intent)
@@ -484,8 +573,12 @@ class Drive:
         now = self.store.now()
 
         def file(ended: perform.Ended) -> None:
-            if ended.raised is not None and not isinstance(ended.raised, Exception):
-                return
+            if (
+                ended.raised is not None
+                and not isinstance(ended.raised, ToolFailed)
+                and (call.effect != "read" or not isinstance(ended.raised, Exception))
+            ):
+                return  # it leaves the outcome as unknown as it was
             late = r.LateResult(call.call_id, why="it came after its time-out, or after its lease was lost")
             if ended.raised is not None:
                 late = replace(late, content=perform.describe(ended.raised), is_error=True)
@@ -496,28 +589,39 @@ class Drive:
             self._file(late)
 
         def later(ended: perform.Ended) -> None:
-            self.threads.submit(file, ended)
+            self._beside_us(file, ended)
 
         return later
+
+    def _beside_us(self, f: Callable[..., None], *args: Any) -> None:
+        """In a thread of the app's; once that is closed there is nobody to tell any more."""
+        try:
+            self.threads.submit(f, *args)
+        except RuntimeError:
+            log.warning("run %s: a late result came after the application was closed", self.run.id, extra=self.writer.about())
 
     def _file_late(self, facts: Sequence[r.Entry]) -> None:
         """Results that are held when the lease is gone."""
         for fact in facts:
             if isinstance(fact, r.CallFinished) and fact.how == "result":
                 late = r.LateResult(fact.call_id, fact.content, is_error=fact.is_error, why="it came after its lease was lost")
-                self.threads.submit(self._file, late)
+                self._beside_us(self._file, late)
 
     def _file(self, late: r.LateResult) -> None:
         run_id = self.writer.lease.run_id
         try:
-            self.store.outside(run_id, lambda tail: late_result(tail, late))
+            with self.keeper.while_open() as still:
+                if still:
+                    self.store.outside(run_id, lambda tail: late_result(tail, late))
+                else:
+                    log.warning("run %s: a late result of %s came after the application was closed", run_id, late.call_id)
         except OutlastError as e:
             log.warning(
                 "run %s: a late result of %s could not be filed: %s", run_id, late.call_id, e, extra=self.writer.about(late.call_id)
             )
 
     async def _stop_tasks(self) -> list[r.Entry]:
-        """Cancel what still runs: what is begun and not answered is in doubt, and the journal says so."""
+        """Cancel what still runs: what is begun and not answered is in doubt, unless its act surely never began, and the journal says so."""
         tasks, self.tasks = self.tasks, {}
         for task in tasks.values():
             task.cancel()
@@ -528,9 +632,15 @@ class Drive:
             call = self.run.call(call_id)
             if task.done() and not task.cancelled() and task.exception() is None and (fact := task.result()) is not None:
                 facts.append(fact)
+            elif task.done() and call is not None and self._never_acted(call):
+                facts.append(r.CallSkipped(call_id, "the worker was stopped before it began"))
             elif call is not None and call.begun and call.effect == "at_most_once" and call.doubt is None:
                 facts.append(r.CallDoubted(call_id, "the worker was stopped while it ran"))
         return facts
+
+    def _never_acted(self, call: r.Call) -> bool:
+        """Is its open intent one of ours that came to nothing? (One of an earlier attempt, by whomever, may have acted.)"""
+        return call.started is not None and self.intended.get(call.id) == call.started.attempt and call.id not in self.acting
 
     # ---- saving -----------------------------------------------------------------------------------------------------------------
 
@@ -541,7 +651,7 @@ class Drive:
             ran_by = (self.run.agent_version, self.run.code)
             try:
                 self._raise_if_lost()
-                saved = await self._thread(lambda: self.writer.save(facts, tuple(self.tasks), draining=self.draining))
+                saved = await self._blocking(lambda: self.writer.save(facts, tuple(self.tasks), draining=self.draining))
             except LeaseLost:
                 self._file_late(facts)
                 raise
@@ -585,21 +695,23 @@ class Drive:
         except RuntimeError:  # the loop is gone, and this run with it
             self.keeper.remove(self.writer.lease)
 
-    def _raise_if_lost(self) -> None:
+    def _raise_if_lost(self, calling: asyncio.Task[r.Entry | None] | None = None) -> None:
         if self.lost:
+            if calling is not None and calling.done() and not calling.cancelled() and calling.exception() is None:
+                self._file_late([fact] if (fact := calling.result()) is not None else [])
             raise LeaseLost(f"run {self.run.id} is held by somebody else now", run_id=self.run.id)
 
     async def _blocking(self, f: Callable[..., T], *args: Any) -> T:
-        return await self._thread(f, *args)
-
-    async def _thread(self, f: Callable[..., T], *args: Any) -> T:
-        """Run a store call in a thread. A cancelled waiter's call still counts as made: it is waited for."""
+        """Run a store call in a thread. A cancelled waiter's call still counts as made: it is waited for, however often we are cancelled."""
         future = self.loop.run_in_executor(self.threads, contextvars.copy_context().run, f, *args)
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
-            if not future.done():
-                await asyncio.wait({future})
+            while not future.done():
+                try:
+                    await asyncio.wait({future})
+                except asyncio.CancelledError:  # a second stop means it: what fails now is not tried again
+                    self.writer.stopped.set()
             raise
 
 
@@ -629,10 +741,15 @@ def taken_over(run: r.Run, policy: s.Policy, now: datetime, attempts: int) -> li
     any_code = replace(policy, code="")  # whose code would be asked next does not matter: what was paid for is counted
     step = s.settled(r.fold(run, facts), any_code, now)[2]
     if isinstance(step, s.CallModel):
-        lost = policy.next_cost(run)
-        tokens = sum(len(str(x.get("content"))) for x in run.messages) // CHARS_PER_TOKEN
-        facts.append(r.ModelCallLost(input_tokens=tokens, cost_usd=f"{lost:f}" if lost is not None else None))
+        facts.append(model_call_lost(run, policy))
     return facts
+
+
+def model_call_lost(run: r.Run, policy: s.Policy) -> r.ModelCallLost:
+    """What a model call may have cost whose answer nobody has."""
+    lost = policy.next_cost(run)
+    tokens = sum(len(str(x.get("content"))) for x in run.messages) // CHARS_PER_TOKEN
+    return r.ModelCallLost(input_tokens=tokens, cost_usd=f"{lost:f}" if lost is not None else None)
 
 
 def _doing(run: r.Run) -> str:
@@ -649,4 +766,5 @@ def late_result(tail: base.Tail, late: r.LateResult) -> base.Outside:
     entry = r.stored(replace(late, at=tail.now))
     _, rows = projection(tail.run, [entry])
     answers = call is not None and any(row.outcome is not None for row in rows)
-    return base.Outside([entry], status="running" if answers else None, gates=rows, wake=answers)
+    tells = call is not None and call.begun and not late.is_error  # whoever comes next need not ask a person
+    return base.Outside([entry], status="running" if answers else None, gates=rows, wake=answers or tells)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from outlast.errors import StoreError
@@ -32,18 +33,18 @@ class Keeper:
 
     def __init__(self, store: base.Store, lease_s: float) -> None:
         self.store, self.lease_s = store, lease_s
-        self._held: dict[str, _Held] = {}  # by nonce: a run that was lost and taken again in this process has two for a moment
+        # By run and nonce: a run that was lost and taken again in this process has two for a moment, and one claim of many runs one nonce.
+        self._held: dict[tuple[int, str], _Held] = {}
         self._lock = threading.Lock()
         self._stop = threading.Event()
-        self._wake = threading.Event()
         self._thread: threading.Thread | None = None
-        self.store_ok_at = monotonic()
-        self.lost_store = False
+        self._closing = threading.Lock()
+        self.lost_at = float("-inf")  # when a renewal or a look failed last: others' leases may have run out for the same reason
 
     def add(self, lease: base.Lease, news: Callable[[base.Renewed], None]) -> None:
         """Keep this lease until `remove`; `news` is called from the keeper's thread."""
         with self._lock:
-            self._held[lease.nonce] = _Held(lease, news)
+            self._held[lease.run_no, lease.nonce] = _Held(lease, news)
             if self._thread is None or not self._thread.is_alive():
                 self._stop.clear()
                 self._thread = threading.Thread(target=self._keep, name="outlast leases", daemon=True)
@@ -52,13 +53,13 @@ class Keeper:
     def update(self, lease: base.Lease) -> None:
         """The same run under a new fence (after an unknown commit)."""
         with self._lock:
-            if lease.nonce in self._held:
-                self._held[lease.nonce].lease = lease
+            if (held := self._held.get((lease.run_no, lease.nonce))) is not None:
+                held.lease = lease
 
     def remove(self, lease: base.Lease) -> None:
         """Keep it no longer; another lease of the same run stays."""
         with self._lock:
-            self._held.pop(lease.nonce, None)
+            self._held.pop((lease.run_no, lease.nonce), None)
 
     def held(self) -> int:
         """How many runs are kept here."""
@@ -72,8 +73,15 @@ class Keeper:
         with self._lock:
             return not self._held or self.alive()
 
+    @contextmanager
+    def while_open(self) -> Iterator[bool]:
+        """Is the application still open? It is not closed inside: what comes late must not open its store anew."""
+        with self._closing:
+            yield not self._stop.is_set()
+
     def close(self) -> None:
-        self._stop.set()
+        with self._closing:
+            self._stop.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout=2)
         self._thread = None
@@ -102,9 +110,8 @@ class Keeper:
                     seen = self.store.wait_for_change(seen, max(min(renew_at - now, 1.0), 0.01))
                     found = self.store.peek([h.lease for h in held.values()])
                     self._stop.wait(LOOK_S)
-                self.store_ok_at, self.lost_store = monotonic(), False
             except StoreError as e:
-                self.lost_store = True
+                self.lost_at = monotonic()
                 log.warning("leases could not be renewed: %s", e)
                 renew_at = monotonic() + min(1.0, self.lease_s / 10)
                 self._stop.wait(min(1.0, self.lease_s / 10))

@@ -5,7 +5,8 @@
 Rules
 1. Correctness never depends on this loop's timing: what is due stays due until somebody claims it.
 2. One run's trouble is that run's: its task ends, the others go on.
-3. After the store was lost, a worker renews first, and takes no lease that ran out for one lease period: their holders lost it as well.
+3. After the store was lost, by whatever part of this process, no lease that ran out is taken for one lease period: their holders lost it as
+   well, and renew first. What was driven here is given back as soon as the store takes that: its worker lives, nobody counts a death.
 4. A run whose worker died is driven alone, in a process of its own: its next death takes nobody along.
 """
 
@@ -21,7 +22,7 @@ from typing import Any
 from outlast.errors import LeaseLost, OutlastError, StoreError
 from outlast.runtime.clock import monotonic
 from outlast.runtime.crashpoints import point
-from outlast.runtime.drive import POISON, Drive
+from outlast.runtime.drive import LONGEST_PAUSE_S, POISON, STORE_PAUSE_S, Drive
 from outlast.runtime.leases import Keeper
 from outlast.stores import base, owner
 
@@ -64,8 +65,10 @@ class Worker:
         self.changed = asyncio.Event()
         self.reaped_at = 0.0
         self.failed: dict[tuple[str, str], float] = {}  # needs that this code has and that still were not enough, and when
+        self.unfit: dict[str, OutlastError] = {}  # agents whose model cannot be made here, and why
+        self.troubled: dict[str, int] = {}  # runs that the store failed for, and how often in a row
         self.ready = False
-        self.no_takeover_until = 0.0
+        self.lost_at = float("-inf")  # when the store failed last, as far as this loop and its runs know
 
     async def __call__(self) -> None:
         """Work until cancelled (which drains), or with `until_idle` until every unfinished run waits."""
@@ -96,7 +99,7 @@ class Worker:
         try:
             if monotonic() - self.reaped_at >= REAP_S:
                 self.reaped_at = monotonic()
-                if monotonic() >= self.no_takeover_until:
+                if self._may_take_over():
                     await self.blocking(self.store.reap)
             parked = await self.blocking(lambda: self.store.parked(agents=self.agents))
             needs = [x for x in parked if self.satisfies(*x) and monotonic() - self.failed.get(x, float("-inf")) >= TRY_AGAIN_S]
@@ -104,24 +107,44 @@ class Worker:
             self.ready = True
         except StoreError as e:
             self.ready = False
-            self.no_takeover_until = monotonic() + self.lease_s
+            self._lost_store()
             log.warning("no work could be taken: %s", e)
             return
         for n, lease in enumerate(leases):
             point("claim.after")
             try:
                 self._begin(lease)
-            except OutlastError:  # its agent's model cannot be made, say: no claim of ours may count as a death
-                for other in leases[n:]:
-                    with contextlib.suppress(StoreError):  # its lease runs out
-                        await self.blocking(lambda other=other: self.store.release(other))
-                raise
+                self.unfit.pop(lease.agent, None)
+            except OutlastError as e:
+                await self._leave(lease, e)
+                if len(self.unfit) == len(self.agents):  # nothing is left to work for
+                    for other in leases[n + 1 :]:
+                        await self._leave(other, e)
+                    raise
+
+    def _lost_store(self) -> None:
+        self.lost_at = monotonic()
+
+    def _may_take_over(self) -> bool:
+        """May a lease that ran out be taken? Not while, and for one lease period after, the store is lost."""
+        return monotonic() >= max(self.lost_at, self.keeper.lost_at) + self.lease_s
+
+    async def _leave(self, lease: base.Lease, e: OutlastError) -> None:
+        """A run whose agent cannot be driven here, its model cannot be made, say: held for a worker that can. The other agents go on."""
+        if lease.agent not in self.unfit:
+            log.error("agent %s cannot be driven here: %s%s; its runs are held", lease.agent, e, f" ({e.hint})" if e.hint else "")
+        self.unfit[lease.agent] = e
+        needs = f"model:{lease.agent}"
+        self.failed[lease.agent, needs] = monotonic()
+        head = base.NewHead(status="waiting_for_code", reason=f"agent {lease.agent} cannot be driven: {e}", release=True, needs=needs)
+        with contextlib.suppress(StoreError):  # else its lease runs out
+            await self.blocking(lambda: self.store.mark(lease, head))
 
     async def _claim(self, limit: int, needs: Sequence[tuple[str, str]]) -> Sequence[base.Lease]:
         """A claim under way when the worker is stopped counts as made: what it took is given back at once."""
         claim = asyncio.ensure_future(self.blocking(
             lambda: self.store.claim(
-                owner.me(), agents=self.agents, limit=limit, lease_s=self.lease_s, needs=needs, over=monotonic() >= self.no_takeover_until)))  # fmt: skip
+                owner.me(), agents=self.agents, limit=limit, lease_s=self.lease_s, needs=needs, over=self._may_take_over())))  # fmt: skip
         try:
             return await asyncio.shield(claim)
         except asyncio.CancelledError:
@@ -149,8 +172,14 @@ class Worker:
             if needs := getattr(step, "needs", None):
                 self.failed[drive.writer.lease.agent, needs] = monotonic()
             log.info("run %s: %s", run_id, getattr(step, "status", "given back"), extra=drive.writer.about())
+            self.troubled.pop(run_id, None)
         except LeaseLost as e:
             log.warning("run %s: %s; stopped", run_id, e, extra=drive.writer.about())
+        except StoreError as e:
+            self._lost_store()
+            log.error("run %s: %s; it is given back when the store takes that", run_id, e, extra=drive.writer.about())  # noqa: TRY400 - likewise
+            self.troubled[run_id] = times = self.troubled.get(run_id, 0) + 1
+            await drive.hand_back(min(STORE_PAUSE_S * 2 ** min(times - 1, 10), LONGEST_PAUSE_S))
         except OutlastError as e:
             log.error("run %s: %s", run_id, e, extra=drive.writer.about())  # noqa: TRY400 - said in one line; a trace would tell nobody more
         except Exception:
@@ -183,6 +212,7 @@ class Worker:
                     swept_at = monotonic()
                     await self.sweep()
             except StoreError as e:
+                self._lost_store()
                 log.warning("%s", e)
                 await asyncio.sleep(IDLE_S)
             except Exception:
@@ -194,6 +224,7 @@ class Worker:
         try:
             count, _ = await self.blocking(lambda: self.store.pending(agents=self.agents, within=SOON))
         except StoreError as e:
+            self._lost_store()
             log.warning("%s", e)
             return False
         return bool(count == 0)

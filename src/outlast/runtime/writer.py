@@ -1,6 +1,6 @@
 """The holder's side of the journal: what a lease holder knows of its run, and how it saves.
 
-Blocking and for one thread at a time: one append per run is in flight. Rules
+Blocking, one thread at a time (the others wait): one append per run is in flight. Rules
 
 1. What is folded is what is stored: every fact goes through the codec before it is folded.
 2. A refused append (`Behind`) keeps the facts and works out the consequences anew, the second time under the lock of the run's row.
@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import islice
+from threading import Lock
 from typing import Any
 
 from outlast.core import codec, gate
@@ -85,6 +86,7 @@ class Writer:
         self.traceparent: str | None = None  # of this segment, until its first append has saved it
         self.traced_before: Sequence[str] = ()  # of the segments before, newest first
         self.heard: list[r.Entry] = []  # what others wrote, and this segment has not told yet
+        self._one = Lock()  # held while the store is read or written: whoever else calls meanwhile waits
 
     def about(self, call_id: str | None = None) -> dict[str, Any]:
         """What a log record says beside its text."""
@@ -95,6 +97,10 @@ class Writer:
 
     def load(self) -> None:
         """Read what is new since the last look. Raises StoreError; a broken journal is InvariantViolated with the entry's number."""
+        with self._one:
+            self._load()
+
+    def _load(self) -> None:
         first = self.place.entries == 0
         try:
             entries, self.place = self.store.load(self.lease.run_no, after=self.place)
@@ -115,11 +121,12 @@ class Writer:
         """Save facts and all that follows from them: the step that remains.
 
         `draining`: give the lease back unless calls are in flight, due at once.
-        Raises LeaseLost; StoreError only where there are no facts to lose.
+        Raises LeaseLost; StoreError only where there are no facts to lose and no calls in flight to take along.
         """
-        return self._save(facts, in_flight, draining=draining, facts_only=False)
+        with self._one:
+            return self._save(facts, in_flight, draining=draining)
 
-    def _save(self, facts: Sequence[r.Entry], in_flight: Collection[str], *, draining: bool, facts_only: bool) -> Saved:
+    def _save(self, facts: Sequence[r.Entry], in_flight: Collection[str], *, draining: bool) -> Saved:
         pause, tries = FIRST_PAUSE_S, 0
         while True:
             now = self.store.now()
@@ -150,7 +157,7 @@ class Writer:
             except LeaseLost:
                 raise
             except StoreError as e:
-                if not facts or self.stopped.wait(pause):
+                if not (facts or in_flight) or self.stopped.wait(pause):
                     raise
                 log.warning(
                     "run %s: what was done could not be saved yet, it is kept: %s",
@@ -179,6 +186,10 @@ class Writer:
 
     def propose(self, intent: r.CallStarted, extend: timedelta) -> bool:
         """Save an intent if nothing came in between; False: decide again, nothing was saved. Raises LeaseLost, StoreError."""
+        with self._one:
+            return self._propose(intent, extend)
+
+    def _propose(self, intent: r.CallStarted, extend: timedelta) -> bool:
         now = self.store.now()
         entry = r.stored(r.headed(intent, at=now, meta=self.marks(intent)))
         after = r.apply(self.run, entry)

@@ -141,7 +141,7 @@ class LoopKeeper(Keeper):
 
     def add(self, lease: base.Lease, news: Callable[[base.Renewed], None]) -> None:
         begins = not self._held
-        self._held[lease.nonce] = _Held(lease, news)
+        self._held[lease.run_no, lease.nonce] = _Held(lease, news)
         if begins:
             self._task = asyncio.get_running_loop().create_task(self._rounds())
 
@@ -166,6 +166,7 @@ class LoopKeeper(Keeper):
                     await asyncio.sleep(LOOK_S)
                     found = self.store.peek([h.lease for h in held.values()])
             except StoreError:
+                self.lost_at = loop.now
                 await asyncio.sleep(1.0)
                 continue
             for one, renewed in zip(held.values(), found, strict=True):
