@@ -4,7 +4,11 @@ With CI=1 a test that skips, or is expected to fail, makes the session fail and 
 run must not look like one that passed. Without it (on a laptop) such tests are only listed by pytest's own summary.
 """
 
+import functools
 import os
+import weakref
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -14,6 +18,26 @@ for _name in [n for n in os.environ if n.startswith(("OUTLAST_", "ANTHROPIC_")) 
     del os.environ[_name]
 
 _left_out: list[str] = []
+
+
+@pytest.fixture(autouse=True)
+def _what_was_opened_is_closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Applications are closed at the end of the test that made them: a server has so many connections, and the collector comes when it likes."""
+    from outlast import Outlast
+
+    opened: weakref.WeakSet[Outlast] = weakref.WeakSet()
+    made = Outlast.__init__
+
+    @functools.wraps(made)
+    def noted(self: Outlast, *args: Any, **more: Any) -> None:
+        opened.add(self)
+        made(self, *args, **more)
+
+    monkeypatch.setattr(Outlast, "__init__", noted)
+    yield
+    for app in list(opened):
+        if hasattr(app, "_opened"):  # else its arguments were refused
+            app.close()
 
 
 def _in_ci() -> bool:

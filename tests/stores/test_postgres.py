@@ -91,6 +91,20 @@ def test_nothing_is_opened_before_the_first_call() -> None:
     plain("postgresql://nobody@127.0.0.1:1/nothing").close()
 
 
+def test_what_is_lent_while_the_store_closes_is_closed_when_it_comes_back(open_store: Open) -> None:
+    store = open_store()
+    begin(store, "run-1")
+    pool = store._connections
+    with pool.lend(time.monotonic() + 30) as kept:
+        store.close()
+        assert not kept.closed
+    assert kept.closed and pool._count == 0
+    assert store.head("run-1").run_id == "run-1"
+    with pool.lend(time.monotonic() + 30) as new_one:
+        pass
+    assert not new_one.closed
+
+
 def test_a_missing_schema_is_named_with_the_command_that_makes_it(postgres: Server) -> None:
     store = plain(postgres.url(schema=postgres.fresh_schema()))
     with pytest.raises(StoreError, match="no schema") as caught:
@@ -406,7 +420,7 @@ def test_queries_have_the_names_of_the_sqlite_store() -> None:
         "begin", "begin_read", "limits", "server", "version", "wake", "times", "take_started", "started", "claim", "claimed", "append",
         "due", "lock", "lock_family", "clock", "stands", "since_message", "pending", "check_head", "check_orphans", "check_settings", "migrate_lock",
         "in_schema", "has_version", "make_version", "migrated", "page_filter", "page_near",
-        "put_entries", "remove", "family"}  # fmt: skip
+        "put_entries", "remove", "family", "commits"}  # fmt: skip
     assert here - there <= only_here
 
 

