@@ -41,6 +41,9 @@ def crashtest(
     observe: Annotated[
         str | None, typer.Option("--observe", metavar="MODULE:ATTR", help="observe(folder) must be equal after every case")
     ] = None,
+    engine: Annotated[
+        str | None, typer.Option("--engine", metavar="URL", help="through an engine of its own: a worker of it is what is killed")
+    ] = None,
     pairs: Annotated[bool, typer.Option("--pairs", help="kill twice: every ordered pair of points")] = False,
     list_: Annotated[bool, typer.Option("--list", help="print the crash points and what is at risk at each")] = False,
     junit: Annotated[str | None, typer.Option("--junit", metavar="FILE", help="also write the cases as JUnit XML")] = None,
@@ -67,7 +70,7 @@ def crashtest(
     app = target.imported(found, options)
     report = crash_matrix(
         chosen(app, agent), INPUT, model=scripted(turns), deps=function(deps, "--deps"), observe=function(observe, "--observe"),
-        pairs=pairs, lifespan=app._lifespan, fixed_deps=app._deps, progress=progress if sys.stderr.isatty() else quiet)  # fmt: skip
+        pairs=pairs, lifespan=app._lifespan, fixed_deps=app._deps, engine=engine, progress=progress if sys.stderr.isatty() else quiet)  # fmt: skip
     if junit is not None:
         report.write_junit(Path(junit))
     tell(report, options)

@@ -2,6 +2,7 @@
 
     matrix.py   which cases there are, in which order, and the control that must go red
     life.py     one process of a case: forked, killed at a point or driven to the end; what it leaves behind
+    byengine.py the same process as the worker of an engine, for `crashtest --engine`
     watch.py    the log of what the tools did, written by wrappers around them
     person.py   who answers the gates
     judge.py    what differs from the undisturbed run, in words that say what to declare instead

@@ -8,6 +8,7 @@ The child never returns into the caller's code: it ends by SIGKILL, by its alarm
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import importlib
 import json
@@ -31,10 +32,12 @@ from outlast.testing.crashmatrix.watch import Attempt, append, read, watch_uuids
 
 if TYPE_CHECKING:
     from outlast.app import Input
+    from outlast.documents import Run
 
 RUN = "crash-test"
 LIMIT_S = 120  # of one process: one that hangs ends by its alarm, and the report says so
 ROUNDS = 100  # of decisions and waits in one process
+_WARM = {"outlast", "apsw", "genai_prices", "dbos", "sqlalchemy", "temporalio", "restate", "hypercorn", "inngest", "fastapi"}
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,8 @@ class Setup:
     approve: bool = True
     lifespan: Callable[[], AbstractAsyncContextManager[Any]] | None = None
     fixed_deps: Any = None  # of an app that was given an object; made before the fork, each process has its copy
+    engine: str | None = None  # its URL: who takes the steps; None: the process itself
+    apart: str = ""  # of this crash test: what its cases are called in the engine
 
 
 @dataclass
@@ -160,9 +165,11 @@ def _be_child(case: Case, die_at: str | None) -> NoReturn:
         crashpoints.arm(None)
         (case.folder / f"ended.{case.lives}").write_text(json.dumps(ended))
         code = 0
-    except BaseException:  # noqa: BLE001 - whatever it is, it must not go on in the caller's code
+    except BaseException as e:  # noqa: BLE001 - whatever it is, it must not go on in the caller's code
         with suppress(BaseException):
             traceback.print_exc()
+            if hint := getattr(e, "hint", ""):
+                sys.stderr.write(f"{e} ({hint})\n")
     finally:
         with suppress(BaseException):
             sys.stdout.flush()
@@ -197,17 +204,42 @@ def _drive(case: Case) -> dict[str, Any]:
     agent = watched(setup.agent, case.log, model=ScriptedModel(setup.model.turns, log=folder / "model.log"))
     deps = setup.deps(case.world) if setup.deps is not None else setup.fixed_deps
     lifespan = setup.lifespan if setup.deps is None else None
-    with Outlast(folder / "outlast.db", agents=[agent], deps=None if lifespan else deps, lifespan=lifespan, clock=now) as app:
+    engine = _engine(case)
+    with Outlast(
+        folder / "outlast.db", agents=[agent], deps=None if lifespan else deps, lifespan=lifespan, clock=now, engine=engine or "built-in"
+    ) as app:
         person = Person(app, now, folder / "clock", case.log, approve=setup.approve)
-        run = app.run_sync(agent, setup.input, run_id=RUN)
-        for _ in range(ROUNDS):
-            if run.finished or not person.answer():
-                break
-            run = app.resume_sync(RUN)
+        if engine is None:
+            run = _driven(app, agent, setup.input, person)
         else:
-            raise DidNotEnd(f"the run goes round and round: {run.status}, {run.reason}")
+            from outlast.testing.crashmatrix.byengine import driven
+
+            run = asyncio.run(driven(app, agent, setup.input, RUN, person, ROUNDS))
+        if run is None:
+            raise DidNotEnd(f"the run goes round and round: {app.get(RUN).status}, {app.get(RUN).reason}")
         crashpoints.arm(None)
         return _found(app, run.status, run.reason)
+
+
+def _engine(case: Case) -> Any:
+    if case.setup.engine is None:
+        return None
+    from outlast.engines import resolve
+    from outlast.testing.crashmatrix.byengine import Apart
+
+    made = resolve(case.setup.engine)
+    assert made is not None  # looked at before the first case
+    return Apart(made, f"{case.setup.apart}.{case.folder.name}.")
+
+
+def _driven(app: Outlast, agent: Agent[Any], input: Input, person: Person) -> Run[Any] | None:
+    """Until the run is over, or waits for what nobody here can give; None: it goes round and round."""
+    run = app.run_sync(agent, input, run_id=RUN)
+    for _ in range(ROUNDS):
+        if run.finished or not person.answer():
+            return run
+        run = app.resume_sync(RUN)
+    return None
 
 
 def _found(app: Outlast, status: str, reason: str | None) -> dict[str, Any]:
@@ -218,6 +250,6 @@ def _found(app: Outlast, status: str, reason: str | None) -> dict[str, Any]:
         "messages": {run.run_id: run.messages for run in runs},
         "statuses": {run.run_id: [c.status for c in app.checkpoints(run.run_id)] for run in runs},
         "gates": [[g.run_id, g.gate_id, g.kind, g.tool, g.outcome] for run in runs for g in run.gates],
-        "loaded": sorted(name for name in sys.modules if name.partition(".")[0] in ("outlast", "apsw", "genai_prices")),
+        "loaded": sorted(name for name in sys.modules if name.partition(".")[0] in _WARM),
         "problems": [": ".join(problem) for problem in app.store_check()],
     }

@@ -11,12 +11,15 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 from outlast.agent import Agent
 from outlast.errors import UsageError
 from outlast.models.scripted import ScriptedModel
+from outlast.testing.crashmatrix.byengine import engine_for_cases
 from outlast.testing.crashmatrix.judge import Calm, Seen, differences, undisturbed
 from outlast.testing.crashmatrix.life import Case, DidNotEnd, Setup
 from outlast.testing.crashmatrix.report import CaseResult, CrashReport
@@ -41,6 +44,7 @@ def crash_matrix(
     pairs: bool = False,
     lifespan: Callable[[], AbstractAsyncContextManager[Any]] | None = None,
     fixed_deps: Any = None,
+    engine: str | None = None,
     at: Sequence[str] = (),
     folder: Path | None = None,
     progress: Progress = lambda done, known: None,
@@ -49,6 +53,7 @@ def crash_matrix(
 
     Args:
         lifespan, fixed_deps: an app's own, used where `deps` is not given.
+        engine: an engine's URL: its worker is what is killed; only crash tests' workers may serve this engine meanwhile.
         at: only the cases of these points, `NAME` or `NAME#n`: to repeat one finding.
         folder: where the cases' folders are made and left; default: a temporary one.
     """
@@ -59,7 +64,9 @@ def crash_matrix(
     if not isinstance(model, ScriptedModel):
         raise UsageError("a crash test plays a ScriptedModel: a real model answers differently each time",
                          hint="outlast record RUN > script.json makes one of a real run")  # fmt: skip
-    setup = Setup(agent, input, model, deps, observe, approve, lifespan, fixed_deps)
+    if engine is not None:
+        engine_for_cases(engine)
+    setup = Setup(agent, input, model, deps, observe, approve, lifespan, fixed_deps, engine, f"crashtest-{uuid4().hex[:8]}")
     if folder is not None:
         return _Matrix(setup, folder, progress).run(pairs=pairs, at=at)
     with tempfile.TemporaryDirectory(prefix="outlast-crashtest-") as made:
@@ -79,7 +86,7 @@ class _Matrix:
     def run(self, *, pairs: bool, at: Sequence[str]) -> CrashReport:
         calm, passed, unequal, notes = _calm(self.setup, self._folder)
         self.report.notes += notes
-        self.report.findings += unequal + control(self._folder)
+        self.report.findings += unequal + control(self._folder, replace(CONTROL, engine=self.setup.engine, apart=self.setup.apart))
         firsts = [(spec, place) for spec, place in points_of(passed) if not at or spec in at]
         afterwards: list[list[str]] = []
         for spec, place in firsts:
