@@ -92,6 +92,44 @@ def test_whoever_lost_the_run_meanwhile_does_nothing() -> None:
     assert kinds(store) == ["RunStarted", "MessageAdded", "RunCancelled"]
 
 
+class TakenBehindUs(OnItsWay):
+    """Before we look, somebody else has claimed the run and written to it."""
+
+    def __init__(self, *, arrives: bool) -> None:
+        super().__init__(arrives=arrives)
+        self.pass_s = 0
+        self._boot_clock = lambda: 1_000_000 + 1000 * self.pass_s
+
+    def reclaim(self, lease: base.Lease, *, lease_s: float = 30) -> base.Lease:
+        coming, self.coming = self.coming, None
+        if coming is not None and self.arrives:
+            coming()
+        else:
+            self.pass_s = 31
+        [theirs] = self.claim("host/boot/ns/2/2", agents=["agent"])
+        place = self.load(theirs.run_no)[1]
+        seen = r.stored(r.DecisionRefused("g", "theirs"))
+        head = base.NewHead("running", None)
+        super().append(theirs, place, base.Batch([seen], head, place.seq), now=NOW)
+        return super().reclaim(lease, lease_s=lease_s)
+
+
+@pytest.mark.parametrize("arrives", [True, False])
+def test_what_gave_the_lease_back_is_known_although_somebody_took_it(arrives: bool) -> None:
+    store = TakenBehindUs(arrives=arrives)
+    writer = driven(store)
+    store.lose_next = True
+    if arrives:
+        saved = writer.save([ASKED], draining=True)
+        assert saved.released and writer.released
+        assert [type(e).__name__ for e in saved.entries] == ["MessageAdded"]
+        assert writer.place.entries == 3
+    else:
+        with pytest.raises(LeaseLost):
+            writer.save([ASKED], draining=True)
+    assert kinds(store)[-2 if arrives else -1 :] == (["MessageAdded"] if arrives else []) + ["DecisionRefused"]
+
+
 class Flooded(OnItsWay):
     """Before each of the first appends somebody else's text comes in; the answer to the one under the lock is lost, and it stood."""
 

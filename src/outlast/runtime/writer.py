@@ -151,8 +151,13 @@ class Writer:
             except CommitUnknown as e:
                 log.warning("run %s: %s; reading what stands", self.lease.run_id, e, extra=self.about())
                 assert plan.batch is not None
-                if self._stood(plan.batch):  # under the lock it was made anew, after what had come in
-                    facts = ()
+                try:
+                    if self._stood(plan.batch):  # under the lock it was made anew, after what had come in
+                        facts = ()
+                except LeaseLost:
+                    if (end := self._gave_back(plan.batch)) is None:
+                        raise
+                    return self._saved(plan, plan.batch, end)
                 continue
             except LeaseLost:
                 raise
@@ -168,13 +173,16 @@ class Writer:
                 pause = min(pause * 2, LONGEST_PAUSE_S)
                 continue
             metrics.appended(monotonic() - began, step=batch.progress)
-            self.run, self.place = plan.after, appended.place
-            self._marked(batch)
-            self.status, self.fresh = batch.head.status, self.fresh and not batch.progress
-            self.released = batch.head.release
-            if batch.notices:
-                self.told()
-            return plan.saved(batch)
+            return self._saved(plan, batch, appended.place)
+
+    def _saved(self, plan: _Plan, batch: base.Batch, end: base.Place) -> Saved:
+        self.run, self.place = plan.after, end
+        self._marked(batch)
+        self.status, self.fresh = batch.head.status, self.fresh and not batch.progress
+        self.released = batch.head.release
+        if batch.notices:
+            self.told()
+        return plan.saved(batch)
 
     def _locked(self, plan: _Plan, now: datetime) -> base.Appended:
         def under_lock(entries: Sequence[r.Entry], place: base.Place) -> base.Batch:
@@ -183,6 +191,13 @@ class Writer:
         appended, others = self.store.append_locked(self.lease, self.place, under_lock, now=now)
         self.heard += others
         return appended
+
+    def beside(self, in_flight: Collection[str]) -> Saved | None:
+        """What remains while every open call runs: nothing follows then, so there is nothing to save. None: it has to be worked out."""
+        if self.status != "running" or self.run.ended or any(c.result is None and c.id not in in_flight for c in self.run.calls):
+            return None
+        step = s.next_step(self.run, self.policy, self.store.now(), in_flight)
+        return Saved(step) if isinstance(step, s.Wait) and step.status == "running" else None
 
     def propose(self, intent: r.CallStarted, extend: timedelta) -> bool:
         """Save an intent if nothing came in between; False: decide again, nothing was saved. Raises LeaseLost, StoreError."""
@@ -234,6 +249,18 @@ class Writer:
             entries = entries[:at] + entries[at + len(ours) :]
         self.heard += entries
         return at is not None
+
+    def _gave_back(self, batch: base.Batch) -> base.Place | None:
+        """The lease is gone: was it this batch, whose answer was lost, that gave it back? Its entries then stand under our fence, and nobody else's."""
+        if not batch.head.release or not batch.entries:
+            return None
+        try:
+            there = [row for row in self.store.journal(self.lease.run_id, after=self.place.entries) if row.fence == self.lease.fence]
+        except StoreError:
+            return None
+        if [(row.kind, row.body, row.meta) for row in there] != [r.to_row(e) for e in batch.entries]:
+            return None
+        return base.Place(there[-1].entry_no, there[-1].seq, there[-1].digest)
 
     def _settle(self) -> tuple[list[r.Entry], base.Place]:
         """Take the run's row again under our nonce, and read what stands after our last known place."""

@@ -21,9 +21,12 @@ from datetime import datetime, timedelta
 from typing import Any, Protocol
 
 from outlast.core.gate import GateRow
-from outlast.core.run import Entry, Run
+from outlast.core.run import Entry, Run, iso
+from outlast.errors import Refused, RunBusy
+from outlast.stores.owner import short
 
 BUILT_IN = "built-in"  # runs.driver of our own worker
+SCRIPT = "script"  # of runs that a program drives by hand
 ENDED = ("done", "failed", "cancelled")
 
 
@@ -290,6 +293,28 @@ class RunFilter:
     limit: int = 50
 
 
+def busy(head: Head, now: datetime) -> RunBusy:
+    """Somebody holds it."""
+    holder, until = head.lease_owner or "?", head.lease_until or now
+    return RunBusy(
+        f"{head.run_id} is driven by {short(holder)} until {iso(until)}", owner=holder, until=until, run_id=head.run_id,
+        hint=f"outlast show {head.run_id}")  # fmt: skip
+
+
+def driven_by_another(head: Head, driver: str) -> Refused:
+    """It belongs to another driver. Only what waits can be moved, and never to or from a program's own loop."""
+    if head.driver == SCRIPT:
+        return Refused(
+            f"{head.run_id} is driven by a program of its own",
+            run_id=head.run_id,
+            hint=f"that program goes on with app.open({head.run_id!r})",
+        )
+    hint = f"outlast move {head.run_id} --to {driver}"
+    if driver == SCRIPT:
+        hint = f"outlast resume {head.run_id}" if head.driver == BUILT_IN else f"outlast show {head.run_id}"
+    return Refused(f"{head.run_id} is driven by {head.driver}", hint=hint, run_id=head.run_id)
+
+
 class Store(Protocol):
     """Errors of every method: StoreError (nothing was written), CommitUnknown (it may have been), RunNotFound where a run id is given."""
 
@@ -319,7 +344,10 @@ class Store(Protocol):
         ...
 
     def claim_run(self, run_id: str, owner: str, *, lease_s: float = 30, driver: str | None = BUILT_IN) -> Lease:
-        """Take this run, due or not. Raises RunBusy (owner, until) where its lease is not over, Refused where another driver has it."""
+        """Take this run, due or not. Raises RunBusy (owner, until) where its lease is not over, Refused where another driver has it.
+
+        Here and in `claim` and `start`: a lease whose commit's answer was lost is found again by who asks again, not held until it runs out.
+        """
         ...
 
     def due(self, *, agents: Sequence[str], driver: str, limit: int = 100, needs: Sequence[tuple[str, str]] = ()) -> list[str]:
@@ -358,7 +386,10 @@ class Store(Protocol):
         ...
 
     def reclaim(self, lease: Lease, *, lease_s: float = 30) -> Lease:
-        """After CommitUnknown: fence + 1 under our nonce. When it returns, what stands in the journal is settled. Raises LeaseLost."""
+        """After CommitUnknown: fence + 1 under our nonce. When it returns, what stands in the journal is settled.
+
+        Raises LeaseLost where somebody else has the run: whether the append stood that gave it back says the fence of the journal's rows.
+        """
         ...
 
     # ---- writing ------------------------------------------------------------------------------------------------------

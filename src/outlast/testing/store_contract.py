@@ -133,6 +133,14 @@ def gate(gate_id: str = "approval:c1", call_id: str = "c1", *, role: str | None 
     return r.GateOpened(gate_id, "approval", call_id, "refund", "sha256:00", noun="refund", rungs=[{"role": role, "deadline": deadline}])
 
 
+def ask_busy(store: Store) -> str:
+    """Who holds run-1, as somebody else hears it."""
+    with pytest.raises(RunBusy) as caught:
+        store.claim_run("run-1", OTHER)
+    assert caught.value.hint == "outlast show run-1"
+    return caught.value.owner
+
+
 class StoreContract:
     """See the top of this file."""
 
@@ -544,6 +552,59 @@ class StoreContract:
         assert shaky.head("run-1").fence == lease.fence
         driving.lease = lease
         driving.save(answers())
+
+    @pytest.mark.parametrize("name", ["commit.before", "commit.after"])
+    @pytest.mark.parametrize("led", [True, False])
+    def test_a_start_whose_answer_is_lost_is_found_again(self, store: Store, reopen: Reopen, name: str, led: bool) -> None:
+        store.heads(RunFilter())
+        point, armed = at_commit(name, CommitUnknown("the answer was lost"))
+        shaky = reopen(point=point)
+        shaky.heads(RunFilter())
+        armed[0] = True
+        head, lease, created = shaky.start(new("run-1"), owner=ME if led else None)
+        assert created and not armed[0]
+        assert (lease is not None) == head.held == led
+        assert head.attempts == 0
+        if lease is not None:
+            Driving(shaky, lease).save(answers())
+        assert store.check() == []
+
+    @pytest.mark.parametrize("name", ["commit.before", "commit.after"])
+    @pytest.mark.parametrize("by_name", [True, False])
+    def test_a_claim_whose_answer_is_lost_is_found_again(self, store: Store, reopen: Reopen, name: str, by_name: bool) -> None:
+        """Nobody waits for a lease to run out that is this very process's own, and no death is counted."""
+        store.start(new("run-1"))
+        point, armed = at_commit(name, CommitUnknown("the answer was lost"))
+        shaky = reopen(point=point)
+        shaky.heads(RunFilter())
+        armed[0] = True
+
+        def ask() -> list[Lease]:
+            return [shaky.claim_run("run-1", ME)] if by_name else take(shaky, ME)
+
+        try:
+            leases = ask()
+        except CommitUnknown:
+            leases = ask()
+        assert [(lease.run_id, lease.attempts, lease.taken_over) for lease in leases] == [("run-1", 0, False)]
+        Driving(shaky, leases[0]).save(answers())
+        assert not armed[0]
+        assert ask_busy(store) == ME
+
+    def test_whether_our_release_stood_says_the_fence(self, store: Store, reopen: Reopen) -> None:
+        driving = begin(store)
+        point, armed = at_commit("commit.after", CommitUnknown("the answer was lost"))
+        shaky = reopen(point=point)
+        batch = driving.batch(calls("c1"), release=True, wake_at=store.now())
+        armed[0] = True
+        with pytest.raises(CommitUnknown):
+            shaky.append(driving.lease, driving.place, batch, now=store.now())
+        [lease] = take(store)
+        Driving(store, lease).save(r.DecisionRefused("g", "goes on"))
+        with pytest.raises(LeaseLost):
+            shaky.reclaim(driving.lease)
+        rows = list(shaky.journal("run-1", after=driving.place.entries))
+        assert [(row.kind, row.fence) for row in rows] == [("MessageAdded", driving.lease.fence), ("DecisionRefused", lease.fence)]
 
     def test_reclaim_after_our_release_or_anothers_claim(self, store: Store, pass_time: PassTime) -> None:
         driving = begin(store)

@@ -28,7 +28,7 @@ import psycopg
 
 from outlast.core.gate import GateRow
 from outlast.core.run import EPOCH, FORMAT, Entry, MessageAdded, Run, fold, instant, iso, ms
-from outlast.errors import CommitUnknown, InvariantViolated, LeaseLost, Refused, RunBusy, RunNotFound, UsageError
+from outlast.errors import CommitUnknown, InvariantViolated, LeaseLost, Refused, RunNotFound, UsageError
 from outlast.stores import audit
 from outlast.stores import owner as owners
 from outlast.stores.base import (
@@ -52,6 +52,8 @@ from outlast.stores.base import (
     Stuck,
     Tail,
     Unfinished,
+    busy,
+    driven_by_another,
 )
 from outlast.stores.postgres import schema as schemas
 from outlast.stores.postgres.care import Care
@@ -247,9 +249,9 @@ class PostgresStore(Care):
             if ours:  # the answer to an earlier try was lost
                 return self._lease(ours[0], nonce, owner)
             if driver is not None and head.driver != driver:
-                raise Refused(f"{run_id} is driven by {head.driver}", hint=f"outlast move {run_id} --to {driver}", run_id=run_id)
+                raise driven_by_another(head, driver)
             if head.held:
-                raise self._busy(head)
+                raise busy(head, self.now())
             values = {**times, "run_no": head.run_no, "owner": owner, "nonce": nonce, "held": head.lease_owner is not None}
             return self._lease(tx.one("take", values, commit=True)[0], nonce, owner)
 
@@ -269,7 +271,7 @@ class PostgresStore(Care):
             _, heads = tx.ask(("lock", {"run_ids": [run_id]}), ("head", {"run_id": run_id, **times}))
             head = self._only(heads, run_id)
             if head.held:
-                raise self._busy(head)
+                raise busy(head, self.now())
             if head.driver == driver:
                 return head
             if not head.status.startswith("waiting_"):
@@ -280,12 +282,6 @@ class PostgresStore(Care):
             return self._only(tx.commit(("drive_by", moved), ("head", {"run_id": run_id, **times}))[1], run_id)
 
         return self._write(work)
-
-    def _busy(self, head: Head) -> RunBusy:
-        holder, until = head.lease_owner or "?", head.lease_until or self.now()
-        return RunBusy(
-            f"{head.run_id} is driven by {owners.short(holder)} until {iso(until)}", owner=holder, until=until, run_id=head.run_id,
-            hint=f"outlast show {head.run_id}")  # fmt: skip
 
     def parked(self, *, agents: Sequence[str], driver: str = BUILT_IN) -> list[tuple[str, str]]:
         found = self._read(lambda tx: tx.one("parked", {"driver": driver, "agents": list(agents)}, commit=True))

@@ -20,13 +20,13 @@ from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import apsw
 
 from outlast.core.gate import GateRow
 from outlast.core.run import FORMAT, Entry, MessageAdded, Run, fold, instant, iso, ms
-from outlast.errors import InvariantViolated, LeaseLost, Refused, RunBusy, RunNotFound, StoreError
+from outlast.errors import CommitUnknown, InvariantViolated, LeaseLost, Refused, RunNotFound, StoreError
 from outlast.stores import owner as owners
 from outlast.stores.base import (
     BUILT_IN,
@@ -49,12 +49,15 @@ from outlast.stores.base import (
     Stuck,
     Tail,
     Unfinished,
+    busy,
+    driven_by_another,
 )
 from outlast.stores.sqlite import check, opening, rows
 from outlast.stores.sqlite.care import Care
 from outlast.stores.sqlite.connections import Connections
 from outlast.stores.sqlite.rows import Q, ask
 
+T = TypeVar("T")
 _END_OF_TIME = 2**62  # ms; after every instant
 _PAGE = 500  # journal rows read at once
 _POLL_S = (0.01, 0.1)  # between two looks for other processes' commits: at first, at last
@@ -94,6 +97,7 @@ class SQLiteStore(Care):
         self._dead = dead
         self._changed = threading.Condition()
         self._own_commits = 0
+        self._unsettled: dict[str, tuple[bool, Lease]] = {}  # by nonce: leases whose commit's answer was lost; were they asked for by name?
         self._files = Connections(self.path, read_only=read_only, busy_s=busy_s, point=point, committed=self._committed)
 
     def now(self) -> datetime:
@@ -109,13 +113,70 @@ class SQLiteStore(Care):
     def start(self, new: NewRun, *, owner: str | None = None, lease_s: float = 30) -> tuple[Head, Lease | None, bool]:
         now = self.now()
         written = self._first(new, now)
+        taken: list[Lease] = []
+        again = False
 
         def work(db: apsw.Connection) -> tuple[Head, Lease | None, bool]:
+            lost, taken[:] = list(taken), []
             run_no = self._create(db, new, written, now)
-            lease = self._take(db, run_no, owner, lease_s) if run_no is not None and owner else None
-            return self._head(db, new.run_id), lease, run_no is not None
+            if run_no is None:
+                head = self._head(db, new.run_id)
+                taken[:] = [lease for lease in lost if self._stands(db, lease)]
+                ours = again and head.created_at == now and head.input_digest == new.input_digest
+                return head, taken[0] if taken else None, bool(taken) or (owner is None and ours)
+            if owner:
+                taken[:] = [self._take(db, run_no, owner, lease_s)]
+            return self._head(db, new.run_id), taken[0] if taken else None, True
 
-        return self._files.write(work)
+        try:
+            return self._files.write(work)
+        except CommitUnknown as e:
+            again = True
+            return self._once_more(work, taken, e, by_name=True)
+
+    # SQLite has one writer at a time, and a commit that failed is rolled back: whoever writes next sees whether it stood.
+
+    def _once_more(self, work: Callable[[apsw.Connection], T], taken: list[Lease], unknown: CommitUnknown, *, by_name: bool) -> T:
+        """After a lost answer: `work` looks first for what it had taken. Where that fails too, it is kept for who asks next."""
+        lost = list(taken)
+        try:
+            return self._files.write(work)
+        except StoreError as e:
+            with self._changed:
+                self._unsettled.update({lease.nonce: (by_name, lease) for lease in [*lost, *taken]})
+            raise unknown from e
+
+    @staticmethod
+    def _stands(db: apsw.Connection, lease: Lease) -> bool:
+        found = ask(db, Q["lease"], {"run_no": lease.run_no})
+        return bool(found) and (found[0][0], found[0][1]) == (lease.fence, lease.nonce) and found[0][3] is not None
+
+    def _taking(self, find: Callable[[apsw.Connection], Sequence[int]], owner: str, lease_s: float, *,
+                by_name: bool, which: Callable[[Lease], bool]) -> list[Lease]:  # fmt: skip
+        """Take the runs that `find` names, or find again what was taken before by a commit whose answer was lost."""
+        with self._changed:
+            before = [
+                lease
+                for named, lease in self._unsettled.values()
+                if (named == by_name or by_name) and lease.owner == owner and which(lease)
+            ]
+        taken: list[Lease] = []
+
+        def work(db: apsw.Connection) -> list[Lease]:
+            lost = [*before, *taken]
+            if stand := [lease for lease in lost if self._stands(db, lease)]:
+                return stand
+            taken[:] = [self._take(db, run_no, owner, lease_s) for run_no in find(db)]
+            return list(taken)
+
+        try:
+            found = self._files.write(work)
+        except CommitUnknown as e:
+            found = self._once_more(work, taken, e, by_name=by_name)
+        with self._changed:
+            for lease in before:
+                self._unsettled.pop(lease.nonce, None)
+        return found
 
     @staticmethod
     def _first(new: NewRun, now: datetime) -> rows.Written:
@@ -141,9 +202,9 @@ class SQLiteStore(Care):
         def find(db: apsw.Connection, limit: int) -> list[int]:
             return self._claimable(db, driver, agents, needs, limit, with_over=over)
 
-        if not self._files.read(lambda db: find(db, 1)):
+        if all(named for named, _ in list(self._unsettled.values())) and not self._files.read(lambda db: find(db, 1)):
             return []
-        return self._files.write(lambda db: [self._take(db, run_no, owner, lease_s) for run_no in find(db, limit)])
+        return self._taking(lambda db: find(db, limit), owner, lease_s, by_name=False, which=lambda lease: lease.agent in agents)
 
     def _claimable(self, db: apsw.Connection, driver: str, agents: Sequence[str], needs: Sequence[tuple[str, str]],
                    limit: int, *, with_over: bool) -> list[int]:  # fmt: skip
@@ -178,18 +239,16 @@ class SQLiteStore(Care):
         return {"until": self._boot_clock() + length // timedelta(milliseconds=1), "until_at": ms(now + length), "boot": self._boot()}
 
     def claim_run(self, run_id: str, owner: str, *, lease_s: float = 30, driver: str | None = BUILT_IN) -> Lease:
-        def work(db: apsw.Connection) -> Lease:
+        def find(db: apsw.Connection) -> list[int]:
             head = self._head(db, run_id)
             if driver is not None and head.driver != driver:
-                raise Refused(f"{run_id} is driven by {head.driver}", hint=f"outlast move {run_id} --to {driver}", run_id=run_id)
+                raise driven_by_another(head, driver)
             if head.held:
-                holder, until = head.lease_owner or "?", head.lease_until or self.now()
-                raise RunBusy(
-                    f"{run_id} is driven by {owners.short(holder)} until {iso(until)}", owner=holder, until=until, run_id=run_id,
-                    hint=f"outlast show {run_id}")  # fmt: skip
-            return self._take(db, head.run_no, owner, lease_s)
+                raise busy(head, self.now())
+            return [head.run_no]
 
-        return self._files.write(work)
+        [lease] = self._taking(find, owner, lease_s, by_name=True, which=lambda lease: lease.run_id == run_id)
+        return lease
 
     def due(self, *, agents: Sequence[str], driver: str, limit: int = 100, needs: Sequence[tuple[str, str]] = ()) -> list[str]:
         def work(db: apsw.Connection) -> list[str]:
@@ -203,8 +262,7 @@ class SQLiteStore(Care):
         def work(db: apsw.Connection) -> Head:
             head = self._head(db, run_id)
             if head.held:
-                holder, until = head.lease_owner or "?", head.lease_until or self.now()
-                raise RunBusy(f"{run_id} is driven by {owners.short(holder)} until {iso(until)}", owner=holder, until=until, run_id=run_id)
+                raise busy(head, self.now())
             if head.driver != driver:
                 if not head.status.startswith("waiting_"):
                     raise Refused(
