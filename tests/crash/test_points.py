@@ -166,7 +166,7 @@ def commits(node: ast.AST) -> bool:
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
         return False
     said = [a.value for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str)]
-    return any(text.strip().upper().startswith("COMMIT") for text in said) or node.func.attr == "transaction"
+    return any(text.strip(" ;").upper() == "COMMIT" for text in said) or node.func.attr == "transaction"
 
 
 def points_in(function: ast.AST) -> str:

@@ -80,7 +80,9 @@ class Care(Pages):
             opening.configure(db, str(part))
             db.execute("BEGIN IMMEDIATE")
             ask(db, Q["backup_fences"], {"fences": FENCES})
+            self._files.point("commit.before")
             db.execute("COMMIT")
+            self._files.point("commit.after")
             ask(db, "PRAGMA wal_checkpoint(TRUNCATE)")
         _to_disk(part)
 

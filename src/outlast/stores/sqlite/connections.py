@@ -37,7 +37,7 @@ class Connections:
         self.memory = path == opening.MEMORY
         self._read_only = read_only
         self._busy_s = busy_s
-        self._point = point
+        self.point = point
         self._committed = committed
         self._reset()
         _all.add(self)
@@ -120,8 +120,8 @@ class Connections:
         if self._writer is None:
             with self._opening:
                 if self._writer is None:
-                    db = opening.writer(self.path, self._busy_s, self._point)
-                    self._writer = Writer(db, self.path, busy_s=self._busy_s, point=self._point, committed=self._committed)
+                    db = opening.writer(self.path, self._busy_s, self.point)
+                    self._writer = Writer(db, self.path, busy_s=self._busy_s, point=self.point, committed=self._committed)
         return self._writer
 
     def _use(self) -> _Using:
@@ -170,7 +170,7 @@ class Connections:
             writer = self._writer
             self._reset()
             if writer is not None:
-                self._writer = Writer(writer.db, self.path, busy_s=self._busy_s, point=self._point, committed=self._committed)
+                self._writer = Writer(writer.db, self.path, busy_s=self._busy_s, point=self.point, committed=self._committed)
             return
         for db in self._held():
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(db))  # so that no destructor closes it
