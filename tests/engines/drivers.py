@@ -19,7 +19,7 @@ import pytest
 
 from engines.scene import World, app_of
 from outlast import Outlast
-from outlast.engines.base import http
+from outlast.engines._http import http
 from outlast.errors import StoreError
 from support.waiting import until
 

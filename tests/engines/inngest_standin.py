@@ -15,6 +15,7 @@ import urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
 
 AGAIN_S = 0.2  # after a call that failed
 
@@ -55,6 +56,19 @@ class Standin:
             if id not in self.events:  # an id that was seen is dropped
                 self.note("event", id, {**event, "id": id, "ts": event.get("ts") or int(time.time() * 1000)})
             return id
+
+    # ---- what its REST API says -----------------------------------------------------------------------------------------------
+
+    def latest(self, limit: int) -> list[dict[str, Any]]:
+        with self.lock:
+            return [{**e, "internal_id": e["id"]} for e in list(self.events.values())[::-1][:limit]]
+
+    def runs_of(self, id: str) -> list[dict[str, Any]]:
+        """Of an event whose time has not come, none."""
+        with self.lock:
+            if id in self.done:
+                return [{"run_id": f"r-{id}", "status": "Completed"}]
+            return [{"run_id": f"r-{id}", "status": "Running"}] if self.events[id]["data"]["run_id"] in self.running else []
 
     # ---- executing ------------------------------------------------------------------------------------------------------------
 
@@ -123,7 +137,19 @@ def handler(standin: Standin) -> type[BaseHTTPRequestHandler]:
             else:
                 self.send_error(404)
                 return
-            data = json.dumps(answer).encode()
+            self.answer(answer)
+
+        def do_GET(self) -> None:
+            url = urlsplit(self.path)
+            if url.path == "/v1/events":
+                self.answer({"data": standin.latest(int(parse_qs(url.query)["limit"][0])), "status": 200})
+            elif url.path.startswith("/v1/events/") and url.path.endswith("/runs"):
+                self.answer({"data": standin.runs_of(unquote(url.path.split("/")[3])), "status": 200})
+            else:
+                self.send_error(404)
+
+        def answer(self, value: Any) -> None:
+            data = json.dumps(value).encode()
             self.send_response(200)
             self.send_header("content-length", str(len(data)))
             self.end_headers()

@@ -21,7 +21,9 @@ from outlast.testing.crashmatrix.matrix import crash_matrix
 from support.world import Ledger, use
 
 LONG = os.environ.get("OUTLAST_TESTS") == "long"
-SERVERS = [name for name in ("restate", "inngest", "temporal-server") if name != "temporal-server" or "OUTLAST_TEMPORAL_SERVER" in os.environ]
+SERVERS = [
+    name for name in ("restate", "inngest", "temporal-server") if name != "temporal-server" or "OUTLAST_TEMPORAL_SERVER" in os.environ
+]
 SHORT = ("claim.after", "tool.after:reply", "commit.after#4")
 
 

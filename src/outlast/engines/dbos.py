@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from outlast.engines.base import FIRST, LOOP_VERSION, NAME, Steps, left_s, missing_sdk, next_name, poking
+from outlast.engines.base import FIRST, LOOP_VERSION, NAME, Steps, left_s, needs, next_name, poking
 from outlast.errors import OutlastError, StoreError, UsageError
 from outlast.stores import owner
 
@@ -81,10 +81,8 @@ class DBOS:
             return {"engine": self.driver, "id": id, "state": state, "url": None}
 
     async def worker(self, app: Outlast) -> None:
-        try:
+        with needs("DBOS", "dbos", (3, 4)):
             import dbos
-        except ModuleNotFoundError:
-            raise missing_sdk("DBOS", "dbos") from None
         async with app.connected_deps() as deps:
             steps = Steps(app, deps)
             library = await asyncio.to_thread(self._launch, dbos.DBOS, steps)
@@ -94,7 +92,7 @@ class DBOS:
             finally:
                 beating.cancel()
                 await steps.drain(app.grace)
-                await asyncio.to_thread(dbos.DBOS.destroy, workflow_completion_timeout_sec=1)
+                await asyncio.to_thread(dbos.DBOS.destroy)  # it would sleep first; what it has not recorded is taken again
 
     # ---- inside ---------------------------------------------------------------------------------------------------------------
 
@@ -139,10 +137,8 @@ class DBOS:
     def _client(self) -> DBOSClient:
         with self._lock:
             if self._client_made is None:
-                try:
+                with needs("DBOS", "dbos", (3, 4)):
                     from dbos import DBOSClient
-                except ModuleNotFoundError:
-                    raise missing_sdk("DBOS", "dbos") from None
                 if not self.url:
                     raise UsageError(
                         "DBOS does not know the store yet", hint="give the engine to Outlast(engine=), or DBOS('dbos:postgresql://...')"

@@ -14,9 +14,10 @@ import urllib.error
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, quote, urlencode, urlsplit
 
-from outlast.engines.base import FIRST, NAME, Steps, http, left_s, missing_sdk, next_name, retried, serving, works
+from outlast.engines._http import http, retried, serving
+from outlast.engines.base import FIRST, NAME, Steps, left_s, needs, next_name, works
 from outlast.errors import StoreError, UsageError
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ MANY = 200  # steps in one stretch: every request carries what all earlier ones 
 EVENT = "outlast/run"
 APP = "outlast"
 PATH = "/api/inngest"
+LATEST = 100  # events among which `describe` looks
 
 
 class Inngest:
@@ -53,17 +55,19 @@ class Inngest:
         self.wake(run_id)  # a running step sees the cancellation in the store; a waiting run ends with this event
 
     def describe(self, run_id: str) -> Mapping[str, Any]:
-        """Inngest finds runs by its own ids only: what can be said is where to look."""
-        return {"engine": self.driver, "id": run_id, "state": "unknown", "url": f"{self.server}/runs"}
+        """Its newest stretch, found by the REST API among the latest events: Inngest has ids of its own."""
+        query = urlencode({"name": EVENT, "limit": LATEST})
+        event = next((e for e in self._read(f"/v1/events?{query}") if (e.get("data") or {}).get("run_id") == run_id), None)
+        stretches = self._read(f"/v1/events/{quote(event['internal_id'], safe='')}/runs") if event else []
+        state = str(stretches[0]["status"]) if stretches else "Scheduled" if event else "unknown"
+        return {"engine": self.driver, "id": stretches[0]["run_id"] if stretches else run_id, "state": state, "url": f"{self.server}/runs"}
 
     async def worker(self, app: Outlast) -> None:
-        try:
+        with needs("Inngest", "inngest", (0, 5)):
             import fastapi
             import hypercorn  # noqa: F401 - it serves
             import inngest
             import inngest.fast_api
-        except ModuleNotFoundError:
-            raise missing_sdk("Inngest", "inngest") from None
         async with app.connected_deps() as deps:
             steps, client, asgi = Steps(app, deps), self._client(inngest), fastapi.FastAPI()
             inngest.fast_api.serve(asgi, client, [_function(inngest, client, steps)], serve_origin=self.public)
@@ -88,6 +92,16 @@ class Inngest:
             if e.code in (401, 403):
                 raise UsageError(f"Inngest at {self.server} does not take the event key", hint="INNGEST_EVENT_KEY=...") from e
             raise StoreError(f"Inngest at {self.server} says {e.code}", hint="its worker takes the run up when it is there again") from e
+
+    def _read(self, path: str) -> list[dict[str, Any]]:
+        key = os.environ.get("INNGEST_SIGNING_KEY")
+        try:
+            answer = http("GET", self.server + path, headers={"authorization": f"Bearer {key}"} if key else {})
+        except urllib.error.HTTPError as e:
+            if e.code in (401, 403):
+                raise UsageError(f"Inngest at {self.server} does not take the signing key", hint="INNGEST_SIGNING_KEY=...") from e
+            raise StoreError(f"Inngest at {self.server} says {e.code}", hint="is the address in --engine its server's?") from e
+        return list(answer.get("data") or []) if isinstance(answer, dict) else []
 
     def _register(self) -> None:
         """A PUT to ourselves has the SDK tell the server which functions are here."""

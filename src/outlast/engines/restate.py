@@ -14,7 +14,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, quote, urlsplit
 
-from outlast.engines.base import FIRST, NAME, Steps, http, left_s, missing_sdk, next_name, retried, serving, works
+from outlast.engines._http import http, retried, serving
+from outlast.engines.base import FIRST, NAME, Steps, left_s, needs, next_name, works
 from outlast.errors import StoreError, UsageError
 
 if TYPE_CHECKING:
@@ -73,11 +74,9 @@ class Restate:
         return {"engine": self.driver, "id": f"{NAME}/{run_id}", "state": state, "url": f"{self.admin}/ui/invocations" if rows else None}
 
     async def worker(self, app: Outlast) -> None:
-        try:
+        with needs("Restate", "restate-sdk", (1, 3)):
             import hypercorn  # noqa: F401 - it serves
             import restate
-        except ModuleNotFoundError:
-            raise missing_sdk("Restate", "restate") from None
         async with app.connected_deps() as deps:
             steps = Steps(app, deps)
             async with serving(restate.app([_object(restate, steps)]), self.listen, self._register) as served:
@@ -88,11 +87,21 @@ class Restate:
     def _register(self) -> None:
         """Tell the server where we are. The loop is frozen: registering it again replaces it by the same."""
         try:
-            retried(lambda: self._call("POST", f"{self.admin}/deployments", {"uri": self.public, "force": True}))
+            retried(self._announce)
         except urllib.error.HTTPError as e:
-            raise UsageError(
-                f"Restate does not reach this worker at {self.public}: {_text(e)}", hint="listen= and public= in --engine"
-            ) from e
+            raise UsageError(f"Restate does not reach this worker at {self.public}: {e.msg}", hint="listen= and public= in --engine") from e
+
+    def _announce(self) -> None:
+        try:
+            self._call("POST", f"{self.admin}/deployments", {"uri": self.public, "force": True})
+        except urllib.error.HTTPError as e:
+            text = _text(e)
+            if "version" in text.lower():  # of the protocol between the two
+                raise UsageError(
+                    f"Restate at {self.admin} and this worker's SDK do not fit: {text}",
+                    hint="pip install -U 'outlast[restate]', or a server of 1.7",
+                ) from e
+            raise urllib.error.HTTPError(e.url, e.code, text, e.headers, None) from e
 
 
 def _text(e: urllib.error.HTTPError) -> str:

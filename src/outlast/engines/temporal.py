@@ -14,7 +14,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import parse_qs, urlsplit
 
-from outlast.engines.base import CALL_S, NAME, Steps, missing_sdk, poking
+from outlast.engines.base import CALL_S, NAME, Steps, needs, poking
 from outlast.errors import OutlastError, StoreError, UsageError
 
 if TYPE_CHECKING:
@@ -56,14 +56,17 @@ class Temporal:
 
     def describe(self, run_id: str) -> Mapping[str, Any]:
         async def ask() -> Mapping[str, Any]:
-            found = await (await self._client()).get_workflow_handle(run_id).describe()
-            return {
-                "engine": self.driver,
-                "id": found.id,
-                "state": str(found.status and found.status.name),
-                "history": found.history_length,
-                "url": None,
-            }
+            client = await self._client()
+            from temporalio.service import RPCError, RPCStatusCode
+
+            try:
+                found = await client.get_workflow_handle(run_id).describe()
+            except RPCError as e:
+                if e.status != RPCStatusCode.NOT_FOUND or "Namespace" in str(e):
+                    raise
+                return {"engine": self.driver, "id": run_id, "state": "unknown", "url": None}
+            state = str(found.status and found.status.name)
+            return {"engine": self.driver, "id": found.id, "state": state, "history": found.history_length, "url": None}
 
         return self._blocking(ask())
 
@@ -78,11 +81,14 @@ class Temporal:
             worker = Worker(
                 client, task_queue=self.queue, workflows=[OutlastRun], activities=[_activity(steps)],
                 sticky_queue_schedule_to_start_timeout=timedelta(seconds=1), graceful_shutdown_timeout=app.grace)  # fmt: skip
-            async with worker:
-                try:
-                    await poking(app, self.wake)
-                finally:
-                    await steps.drain(app.grace)
+            try:
+                async with worker:
+                    try:
+                        await poking(app, self.wake)
+                    finally:
+                        await steps.drain(app.grace)
+            except RuntimeError as e:  # the server does not want it
+                raise self._said(e) from e
 
     # ---- inside ---------------------------------------------------------------------------------------------------------------
 
@@ -107,10 +113,8 @@ class Temporal:
         if self._given is not None:
             return self._given  # type: ignore[no-any-return]  # the user's own
         if self._connected is None:
-            try:
+            with needs("Temporal", "temporalio", (1, 35)):
                 from temporalio.client import Client
-            except ModuleNotFoundError:
-                raise missing_sdk("Temporal", "temporal") from None
             try:
                 self._connected = await Client.connect(self.address, namespace=self.namespace)
             except RuntimeError as e:
@@ -131,12 +135,13 @@ class Temporal:
         except OutlastError:
             raise
         except Exception as e:
-            text = str(e).splitlines()[0][:200] if str(e) else type(e).__name__
-            if "Namespace" in text and "not found" in text:
-                raise UsageError(
-                    f"Temporal has no namespace {self.namespace!r}", hint=f"temporal operator namespace create {self.namespace}"
-                ) from e
-            raise StoreError(f"Temporal at {self.address}: {text}", hint="its worker takes the run up when it is there again") from e
+            raise self._said(e) from e
+
+    def _said(self, e: Exception) -> OutlastError:
+        text = str(e).splitlines()[0][:200] if str(e) else type(e).__name__
+        if "Namespace" in text and "not found" in text:
+            return UsageError(f"Temporal has no namespace {self.namespace!r}", hint=f"temporal operator namespace create {self.namespace}")
+        return StoreError(f"Temporal at {self.address}: {text}", hint="its worker takes the run up when it is there again")
 
 
 def _activity(steps: Steps) -> Any:
