@@ -34,6 +34,7 @@ from outlast.runtime import metrics, perform, telemetry
 from outlast.runtime.clock import monotonic
 from outlast.runtime.crashpoints import point
 from outlast.runtime.leases import Keeper
+from outlast.runtime.news import News
 from outlast.runtime.writer import Saved, Writer
 from outlast.stores import base, owner
 from outlast.tools import Tool, ToolContext
@@ -85,7 +86,7 @@ class Drive:
         writer(self.writer)
         self.saving = asyncio.Lock()
         self.tasks: dict[str, asyncio.Task[r.Entry | None]] = {}
-        self.news = asyncio.Event()
+        self.news = News()
         self.unsaved: Sequence[r.Entry] = ()  # what has come and is on its way into the store
         self.asked: asyncio.Task[Sequence[r.Entry]] | None = None  # the model call that is under way
         self.reached = False  # it has reached the model: it may be paid for
@@ -210,7 +211,7 @@ class Drive:
 
     async def _beside(self) -> Saved:
         """What remains beside the calls that were just started: until when it waits was not asked before they were."""
-        return await self._save([])
+        return self.writer.beside(tuple(self.tasks)) or await self._save([])
 
     async def _give_back(self) -> None:
         """Our own task was cancelled: save what has come, give the lease back, due at once."""
@@ -263,7 +264,7 @@ class Drive:
     async def one(self, call: s.RunCall) -> Saved:
         """Run one call and save what came of it: for a program that drives by hand. One whose lease is lost is stopped at once."""
         if self._loop is not (loop := asyncio.get_running_loop()):
-            self._loop, self.saving, self.news = loop, asyncio.Lock(), asyncio.Event()
+            self._loop, self.saving, self.news = loop, asyncio.Lock(), News()
         self._raise_if_lost()
         calling, news = asyncio.ensure_future(self._call(call)), asyncio.ensure_future(self.news.wait())
         try:
@@ -338,7 +339,7 @@ class Drive:
         if self.drained_at is not None:
             left = self.drained_at - monotonic()
             timeout = min(left, timeout) if timeout is not None else left
-        news = asyncio.ensure_future(self.news.wait())
+        news = self.news.arrived()
         try:
             await asyncio.wait(
                 {*self.tasks.values(), news},
@@ -418,7 +419,7 @@ class Drive:
 
     async def _heard_or_stopped(self, task: asyncio.Task[Sequence[r.Entry]]) -> Saved:
         while not task.done():
-            news = asyncio.ensure_future(self.news.wait())
+            news = self.news.arrived()
             left = self.drained_at - monotonic() if self.drained_at is not None else None
             await asyncio.wait({task, news}, timeout=max(left, 0.001) if left is not None else None, return_when=asyncio.FIRST_COMPLETED)
             news.cancel()
