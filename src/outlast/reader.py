@@ -18,7 +18,7 @@ from outlast.documents import Gate, RunHead, entry_document, gate_of, head_field
 from outlast.errors import UsageError
 from outlast.prices import usage_of
 from outlast.stores.base import JournalRow, Stuck
-from outlast.stores.pages import MOST, PER, Cost, PageFilter, PageStore, Statistics, Waiting
+from outlast.stores.pages import MOST, PER, Cost, Glance, PageFilter, PageStore, Statistics, Waiting
 
 
 @dataclass(frozen=True)
@@ -75,6 +75,18 @@ class Reader:
         """Block until something was committed, or the time is over; gives a token to pass in next time."""
         return self._store.wait_for_change(seen, timeout_s)
 
+    def commits(self) -> str:
+        """A text that is another one after every commit, of whatever process."""
+        return self._store.commits()
+
+    def glance(self, run_ids: Sequence[str]) -> dict[str, Glance]:
+        """As much of these runs as tells whether what one knows of them is still true."""
+        return self._store.glance(run_ids)
+
+    def glance_inbox(self) -> Sequence[tuple[Any, ...]]:
+        """As much of the inbox as tells whether what one knows of it is still true."""
+        return self._store.glance_inbox()
+
     # ---- lists ----------------------------------------------------------------------------------------------------------------
 
     def page(self, **where: Any) -> RunPage:
@@ -83,9 +95,9 @@ class Reader:
         rows = [Row(RunHead(**head_fields(x.head)), x.first, gate_of(x.head, x.gate) if x.gate is not None else None) for x in found.runs]
         return RunPage(rows, found.next, found.scanned)
 
-    def counts(self, *, agent: str | None = None, tags: Mapping[str, str] = {}, since: datetime | None = None) -> dict[str, int]:
+    def counts(self, *, agent: str | None = None, since: datetime | None = None) -> dict[str, int]:
         """Runs per status; `MOST + 1` stands for more than that."""
-        return self._store.counts(PageFilter(agent=agent, tags=tags, since=since), most=MOST)
+        return self._store.counts(PageFilter(agent=agent, since=since), most=MOST)
 
     def agents(self) -> list[str]:
         """Names that any run has."""

@@ -71,7 +71,10 @@ FILTERS = [
     PageFilter(), PageFilter(limit=3), PageFilter(limit=3, before="asks-1"), PageFilter(status="done"), PageFilter(agent="billing", limit=1),
     PageFilter(waiting=True), PageFilter(unfinished=True), PageFilter(stuck=True), PageFilter(tags={"n": "3"}), PageFilter(text="parcel"),
     PageFilter(text="asks"), PageFilter(text="asks", waiting=True), PageFilter(text="done-", limit=2), PageFilter(text="o", limit=2, before="asks-2"),
-    PageFilter(since=START + 2 * HOUR), PageFilter(status="done", agent="support"), PageFilter(text="%"), PageFilter(text="_")]  # fmt: skip
+    PageFilter(since=START + 2 * HOUR), PageFilter(status="done", agent="support"), PageFilter(text="%"), PageFilter(text="_"),
+    PageFilter(waiting=True, agent="support"), PageFilter(unfinished=True, agent="support", limit=1), PageFilter(text="parcel", agent="support"),
+    PageFilter(text="one", tags={"n": "1"}), PageFilter(tags={"n": "1"}, status="done"), PageFilter(tags={"n": "3"}, limit=2), PageFilter(stuck=True, agent="support"),
+    PageFilter(agent="support", limit=3, before="asks-2")]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -93,7 +96,12 @@ def test_pages(both: tuple[Story, Story], where: PageFilter) -> None:
 def test_figures(both: tuple[Story, Story]) -> None:
     sqlite, postgres = (story.store for story in both)
     assert sqlite.agents() == postgres.agents() == ["billing", "support"] and postgres.agents(limit=1) == ["billing"]
-    for where in (PageFilter(), PageFilter(agent="billing"), PageFilter(tags={"n": "1"}), PageFilter(since=START + HOUR)):
+    for where in (
+        PageFilter(),
+        PageFilter(agent="billing"),
+        PageFilter(agent="billing", since=START + HOUR),
+        PageFilter(since=START + HOUR),
+    ):
         assert sqlite.counts(where) == postgres.counts(where)
     assert postgres.counts(PageFilter(), most=2)["done"] == 3 and postgres.counts(PageFilter())["done"] == 5
     for more in ({}, {"agent": "support"}, {"offset": timedelta(hours=9)}, {"scan": 3}):
@@ -103,6 +111,36 @@ def test_figures(both: tuple[Story, Story]) -> None:
         assert [row[5] for row in one.spent] == pytest.approx([row[5] for row in two.spent])
     one, two = (store.statistics(since=START - HOUR) for store in (sqlite, postgres))
     assert two.ended and two.spent and ("refund", 12) in two.steps
+
+
+def test_pages_in_turn_show_every_run_once(both: tuple[Story, Story]) -> None:
+    for where in (
+        PageFilter(limit=2),
+        PageFilter(agent="support", limit=2),
+        PageFilter(text="s-", limit=2),
+        PageFilter(unfinished=True, limit=1),
+    ):
+        for story in both:
+            seen, before = [], None
+            while True:
+                page = story.store.page(replace(where, before=before), scan=3)
+                seen += [x.head.run_id for x in page.runs]
+                if (before := page.next) is None:
+                    break
+            known = [x.head.run_id for x in story.store.page(replace(where, limit=50)).runs]
+            assert set(seen) == set(known) and (where.text or len(seen) == len(known)), where
+
+
+def test_what_tells_whether_a_page_is_still_true(both: tuple[Story, Story]) -> None:
+    glances = [story.store.glance(["asks-0", "done-1", "nobody"]) for story in both]
+    assert glances[0] == glances[1] and set(glances[0]) == {"asks-0", "done-1"}
+    cards = [[row[1:] for row in story.store.glance_inbox()] for story in both]
+    assert cards[0] == cards[1] and len(cards[0]) == 2
+    for story in both:
+        before = story.store.commits()
+        assert story.store.commits() == before
+        story.store.start(replace(new("later"), entries=[r.RunStarted("support"), asks("x")]))
+        assert story.store.commits() != before
 
 
 def test_gates_as_pages_show_them(both: tuple[Story, Story]) -> None:

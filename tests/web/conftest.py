@@ -14,14 +14,27 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
+from support.postgres import Server, postgres
 from web.kite import TOKEN, Kite, Running, new_kite, serving
 
 expect.set_options(timeout=20_000)  # a machine that does much else is slow, not wrong
 
 
+on_both_stores = pytest.mark.parametrize("kite", ["sqlite", "postgres"], indirect=True)
+
+
 @pytest.fixture
-def kite(tmp_path: Path) -> Kite:
-    return new_kite(tmp_path)
+def kite(request: pytest.FixtureRequest, tmp_path: Path) -> Kite:
+    """On a file in the test's folder, or with `on_both_stores` on Postgres too."""
+    if getattr(request, "param", "sqlite") == "sqlite":
+        return new_kite(tmp_path)
+    return on_postgres(tmp_path, request.getfixturevalue("postgres"))
+
+
+def on_postgres(folder: Path, server: Server) -> Kite:
+    made = new_kite(folder, store=server.url(schema=server.fresh_schema()))
+    made.app._store.migrate()  # type: ignore[attr-defined]  # of Postgres: its schema is made on purpose
+    return made
 
 
 @pytest.fixture
@@ -109,3 +122,6 @@ def visiting(browser: Browser, running: Running, **options: Any) -> Iterator[Vis
 def visit(chromium: Browser, running: Running) -> Iterator[Visit]:
     with visiting(chromium, running) as one:
         yield one
+
+
+__all__ = ["postgres"]

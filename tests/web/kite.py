@@ -37,6 +37,7 @@ class Kite:
     folder: Path
     clock: ManualClock
     may_decide: Any = None
+    store: str = ""  # empty: a file in the folder
     effects: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     down: bool = True  # the payment provider
     turns: dict[str, list[Any]] = field(default_factory=dict)
@@ -101,7 +102,8 @@ class Kite:
             name: Agent(name, model=ScriptedModel(turns), tools=self.tools, limits=limits.get(name, Limits()))
             for name, turns in self.turns.items()
         }
-        self.app = Outlast(self.folder / "agent.db", agents=list(self.agents.values()), may_decide=self.may_decide, clock=self.clock)
+        self.store = self.store or str(self.folder / "agent.db")
+        self.app = Outlast(self.store, agents=list(self.agents.values()), may_decide=self.may_decide, clock=self.clock)
 
     def run(self, agent: str, run_id: str, text: str = "Ticket KITE-142 just came in.", **more: Any) -> None:
         """As far as it comes by itself."""

@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, Phase, settings
 from outlast.cli import main
 from outlast.web.app import build
 from outlast.web.security import Door
+from web.conftest import on_both_stores
 from web.kite import BIG, Kite, Running, new_kite
 
 CASES = 3_000  # requests in all
@@ -28,12 +29,13 @@ def listed(http: httpx.Client, path: str) -> list[dict[str, Any]]:
     return items
 
 
+@on_both_stores
 def test_the_documents_are_those_of_the_command_line(
     running: Running, http: httpx.Client, kite: Kite, capfd: pytest.CaptureFixture[str]
 ) -> None:
     kite.run("support", "run-1", tags={"tenant": "northwind"})
     kite.run("short", "run-2")
-    store = ["--json", "--store", str(kite.folder / "agent.db")]
+    store = ["--json", "--store", kite.store]
 
     def printed(*args: str) -> list[dict[str, Any]]:
         import subprocess
@@ -51,6 +53,7 @@ def test_the_documents_are_those_of_the_command_line(
     assert callable(main)
 
 
+@on_both_stores
 def test_from_start_to_end(running: Running, http: httpx.Client, kite: Kite) -> None:
     body = {"agent": "credit", "input": "Credit it.", "run_id": "run-1", "tags": {"tenant": "northwind"}}
     first, again = http.post("/api/v1/runs", json=body), http.post("/api/v1/runs", json=body)
@@ -76,6 +79,7 @@ def test_from_start_to_end(running: Running, http: httpx.Client, kite: Kite) -> 
     assert http.post("/api/v1/runs/run-1/event", json={"name": "x"}).status_code == 409
 
 
+@on_both_stores
 def test_verify_event_and_health(running: Running, http: httpx.Client, kite: Kite) -> None:
     kite.run("billing", "run-1")
     early = http.post("/api/v1/runs/run-1/verify", json={"outcome": "run_again"})
@@ -156,6 +160,7 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("text", HOSTILE)
+@on_both_stores
 def test_filters_are_values_never_sql(running: Running, http: httpx.Client, kite: Kite, text: str) -> None:
     kite.run("short", "run-1")
     for key in ("agent", "q", "role", "before"):
@@ -165,6 +170,7 @@ def test_filters_are_values_never_sql(running: Running, http: httpx.Client, kite
     assert len(kite.app.runs()) == 1
 
 
+@on_both_stores
 def test_pages_of_the_journal_and_of_runs(running: Running, http: httpx.Client, kite: Kite) -> None:
     for n in range(7):
         kite.app.start("short", "x", run_id=f"run-{n}")

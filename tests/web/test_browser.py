@@ -9,7 +9,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, Route, expect
 
-from web.conftest import Visit, visiting
+from web.conftest import Visit, on_both_stores, visiting
 from web.kite import BIG, Kite, Running
 
 
@@ -25,6 +25,7 @@ def opened(page: Page, run_id: str) -> Any:
     return ask
 
 
+@on_both_stores
 def test_from_the_start_to_the_end_without_a_reload(visit: Visit, kite: Kite) -> None:
     page = visit.go("/inbox")
     expect(page.get_by_role("heading", name="Nothing waits for you")).to_be_visible()
@@ -51,7 +52,9 @@ def test_from_the_start_to_the_end_without_a_reload(visit: Visit, kite: Kite) ->
 def test_a_page_whose_scripts_come_slowly_is_live_too(visit: Visit, kite: Kite) -> None:
     def late(route: Route) -> None:
         visit.page.wait_for_function("window.htmx")
-        visit.page.evaluate("new Promise((done) => setTimeout(() => setTimeout(done)))")  # what htmx had put off to the next moment was done
+        visit.page.evaluate(
+            "new Promise((done) => setTimeout(() => setTimeout(done)))"
+        )  # what htmx had put off to the next moment was done
         route.continue_()
 
     visit.page.route("**/hx-sse.min.js", late)
@@ -109,6 +112,7 @@ def test_what_does_not_fit_comes_back_with_what_was_typed(visit: Visit, kite: Ki
     assert kite.app.get("run-1").gates[0].edited_args == {"invoice": BIG + 1, "amount_eur": 2.5, "lines": [], "urgent": False}
 
 
+@on_both_stores
 def test_the_deadline_passes_while_the_page_is_open(visit: Visit, kite: Kite) -> None:
     kite.run("support", "run-1")
     page = visit.go("/inbox")
@@ -131,6 +135,7 @@ def test_too_late_is_said_and_changes_nothing(visit: Visit, kite: Kite) -> None:
     assert kite.effects == []
 
 
+@on_both_stores
 def test_two_decide_at_once_and_the_second_sees_who_won(visit: Visit, kite: Kite) -> None:
     kite.run("support", "run-1")
     page = visit.go("/inbox")
@@ -224,6 +229,7 @@ def test_keyboard_only(visit: Visit, kite: Kite) -> None:
     assert kite.app.get("run-1").gates[0].outcome == "approved"
 
 
+@on_both_stores
 def test_without_javascript_every_action_works(chromium: Browser, running: Running, kite: Kite) -> None:
     kite.run("support", "run-1")
     kite.run("support", "run-2")

@@ -15,17 +15,23 @@ from decimal import Decimal
 from typing import Any, Protocol
 
 from outlast.core.gate import GateRow
-from outlast.stores.base import Head, JournalRow, Store
+from outlast.stores.base import ENDED, Head, JournalRow, Store
 
 MOST = 10_000  # counts are exact up to here
 SCAN = 5_000  # runs that a search by text or tags looks at
 Noted = tuple[Head, GateRow, datetime | None]  # a gate, its run, and when somebody was first told
 
 
+WAITING = (
+    "waiting_for_approval", "waiting_for_verification", "waiting_for_budget", "waiting_for_event", "waiting_for_run", "waiting_for_timer",
+    "waiting_for_code")  # fmt: skip
+STATUSES = ("running", *WAITING, *ENDED)
+
+
 @dataclass(frozen=True, slots=True)
 class PageFilter:
     status: str | None = None
-    waiting: bool = False  # any `waiting_…`
+    waiting: bool = False  # any `waiting_…` but in doubt
     unfinished: bool = False
     stuck: bool = False
     agent: str | None = None
@@ -34,6 +40,22 @@ class PageFilter:
     text: str | None = None  # in the run id or the first message
     before: str | None = None  # a run id: the page after it
     limit: int = 50
+
+    @property
+    def statuses(self) -> Sequence[str] | None:
+        """In each of them an index holds the runs in order, and so it does for each agent and status. None: in all of them together."""
+        if self.status is not None:
+            return (self.status,)
+        if self.waiting:
+            return tuple(s for s in WAITING if s != "waiting_for_verification")
+        if self.unfinished:
+            return ("running", *WAITING)
+        return STATUSES if self.agent is not None else None
+
+    @property
+    def searches(self) -> bool:
+        """Does it ask for what no index finds?"""
+        return bool(self.text or self.tags)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +115,29 @@ class Waiting:
     stuck: int
 
 
+Key = tuple[int, str, int]  # (created_at, run_id, run_no): the order of a list
+
+
+def arranged(
+    where: PageFilter, keys: Sequence[Key], near: Sequence[int], ids: Sequence[int], scan: int
+) -> tuple[list[int], str | None, int | None]:
+    """The numbers of the runs to show, and `next` and `scanned` of their page.
+
+    Args:
+        keys: what the indexes gave, in order: one more than a page, or up to `scan` to be searched.
+        near: numbers of those of them that fit, in order, one more than a page.
+        ids: numbers of runs to be shown before them: their ids begin with the text.
+    """
+    rest = [run_no for run_no in near if run_no not in ids]
+    room = where.limit - len(ids)
+    shown = [*ids, *rest[:room]]
+    if len(rest) > room:
+        return shown, next(run_id for _, run_id, run_no in keys if run_no == rest[room - 1]), None
+    if where.searches and len(keys) == scan:
+        return shown, keys[-1][1], scan
+    return shown, None, None
+
+
 def cost(row: Sequence[Any]) -> Cost:
     """A row of the query `costs`."""
     key, calls, lost, tokens_in, out, read, write, paid, unpriced, lost_paid, ms, timed = row
@@ -103,13 +148,36 @@ def _usd(units: int | None) -> Decimal | None:
     return Decimal(units).scaleb(-10).normalize() if units is not None else None
 
 
+@dataclass(frozen=True, slots=True)
+class Glance:
+    """As much of a run as tells whether its page is still true."""
+
+    entries: int
+    status: str
+    reason: str | None
+    lease_owner: str | None
+    wake_at: datetime | None
+
+
 class PageStore(Store, Protocol):
+    def commits(self) -> str:
+        """A text that is another one after every commit, of whatever process; the cheapest question there is."""
+        ...
+
+    def glance(self, run_ids: Sequence[str]) -> dict[str, Glance]:
+        """Those of them that there are."""
+        ...
+
+    def glance_inbox(self, *, limit: int = 500) -> list[tuple[Any, ...]]:
+        """What waits for a person, in the inbox's order: as much of each gate as tells whether its card is still true."""
+        ...
+
     def page(self, where: PageFilter, *, scan: int = SCAN) -> Page:
         """Newest first (created_at, then run id)."""
         ...
 
     def counts(self, where: PageFilter, *, most: int = MOST) -> dict[str, int]:
-        """Runs per status; of `where` only agent, tags and since count. `most + 1` stands for more than `most`."""
+        """Runs per status; of `where` only agent and since count. `most + 1` stands for more than `most`."""
         ...
 
     def agents(self, *, limit: int = 100) -> list[str]:

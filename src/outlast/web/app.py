@@ -152,7 +152,7 @@ def _live(site: Site) -> Callable[[Request], Any]:
         topic = request.query_params.get("topic", "inbox")
         if topic.startswith("run:"):
             await run_in_threadpool(site.run, who_of(request), topic.removeprefix("run:"))
-        elif topic not in ("inbox", "runs"):
+        elif topic != "inbox" and topic.partition("?")[0] != "runs":
             raise UsageError("there is no such topic")
         if site.hub.full:
             raise HTTPException(503, "too many pages are open")

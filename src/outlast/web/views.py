@@ -16,17 +16,15 @@ from outlast.documents import Gate, RunHead
 from outlast.errors import RunNotFound, UsageError
 from outlast.web import cards, charts, text
 from outlast.web.cards import Card
-from outlast.web.site import STATUS_WORDS, Site, query, since_of, who_of
+from outlast.web.lists import PAGE, STATUSES, listing
+from outlast.web.site import STATUS_WORDS, Site, query, who_of
 from outlast.web.timeline import Story
 
 MOST_ASKS = 500  # gates that the inbox looks at
 SHOWN_ASKS = 100  # and shows
-PAGE = 50  # runs
 WINDOW = 200  # journal entries of one page
 MOST_GATES = 50  # documents of gates at the end of a run's page
 STUCK_SHOWN = 3
-ENDED = ("done", "failed", "cancelled")
-STATUSES = ("running", "waiting", "waiting_for_verification", "done", "failed", "cancelled")
 SPANS = {"1d": ("24 hours", timedelta(days=1)), "7d": ("7 days", timedelta(days=7)), "30d": ("30 days", timedelta(days=30))}
 
 
@@ -174,46 +172,32 @@ class Row:
 
 
 def runs(site: Site, request: Request) -> Response:
-    who, clock, params = who_of(request), site.clock(request.scope), request.query_params
-    given = {k: params.get(k, "") for k in ("q", "status", "agent", "tag", "since", "stuck", "before")}
-    since = since_of(given["since"], clock.now)
-    tags = text.tags_of([given["tag"]]) if given["tag"] else {}
-    problem = "Since: write 30m, 4h, 7d, a date or an instant with its zone." if given["since"] and since is None else ""
-    problem = "Tag: write it as KEY=VALUE." if tags is None else problem
-    if given["status"] and given["status"] not in (*STATUSES, *STATUS_WORDS):
-        problem, given["status"] = "There is no such status.", ""
-    narrow: dict[str, Any] = {"agent": given["agent"] or None, "tags": tags or {}, "since": since}
-    where: dict[str, Any] = {
-        **narrow,
-        "text": given["q"].strip()[:200] or None,
-        "stuck": bool(given["stuck"]),
-        "before": given["before"] or None,
-    }
-    where |= {"waiting": True} if given["status"] == "waiting" else {"status": given["status"] or None}
-    live = _live(site, request, "runs")
-    found, following, scanned = _page(site, who, where)
-    alone = site.may_view is None and not narrow["agent"] and not tags  # what no index counts is not counted
-    counts = site.app.reader.counts(since=since) if alone else None
-    base = _path(request, "/runs")
-    kept = {k: v for k, v in given.items() if k != "before"}
-    stuck = [s for s in _stuck(site, who) if not given["stuck"]]
+    who, clock = who_of(request), site.clock(request.scope)
+    listed = listing(request.query_params, clock.now)
+    given = listed.given
+    live = _live(site, request, "runs" + query(given))
+    found, following, scanned = _page(site, who, listed.where)
+    # counts are of all runs: nobody who may see only some gets them
+    counts = site.app.reader.counts(**listed.counted) if site.may_view is None and listed.counted is not None else None
+    base, kept = _path(request, "/runs"), listed.kept
+    stuck = [] if given["stuck"] else _stuck(site, who)
     return site.render(
         request, "runs.html", clock=clock, rows=[_row(r, clock) for r in found], given=given, agents=site.app.reader.agents(),
         statuses=[Choice("all", base + query({**kept, "status": None}), not given["status"], _count(counts, None)),
                   *(Choice(STATUS_WORDS.get(s, s), base + query({**kept, "status": s}), given["status"] == s, _count(counts, s), _shape(s)) for s in STATUSES)],
-        problem=problem, stuck=stuck[:STUCK_SHOWN], stuck_count=len({s.run_id for s in stuck}),
+        problem=listed.problem, stuck=stuck[:STUCK_SHOWN], stuck_count=len({s.run_id for s in stuck}),
         filtered=any(kept.values()), scanned=scanned, older=base + query({**kept, "before": following}) if following else None,
         newest=base + query(kept) if given["before"] else None, here=base + _query_string(request), live=live,
-        command=_runs_command(given))  # fmt: skip
+        command=listed.command())  # fmt: skip
 
 
-def _page(site: Site, who: str, where: dict[str, Any]) -> tuple[list[Any], str | None, int | None]:
+def _page(site: Site, who: str, where: Mapping[str, Any]) -> tuple[list[Any], str | None, int | None]:
     """A page of runs that this person may see; where a rule hides some, further pages are looked at, a few."""
     out: list[Any] = []
     following: str | None = where["before"]
     scanned: int | None = None
     for _ in range(1 if site.may_view is None else 10):
-        page = site.app.reader.page(**{**where, "before": following, "limit": PAGE})
+        page = site.app.reader.page(**{**where, "before": following})
         out += [r for r in page.rows if site.sees(who, r.head)]
         following, scanned = page.next, page.scanned
         if following is None or len(out) >= PAGE:
@@ -273,16 +257,6 @@ def _stuck(site: Site, who: str) -> list[Any]:
         if site.may_view is None or site.sees(who, site.app.head(row.run_id)):
             found.append(row)
     return found
-
-
-def _runs_command(given: Mapping[str, str]) -> str:
-    out = "outlast runs"
-    for key, flag in (("status", "--status"), ("agent", "--agent"), ("tag", "--tag"), ("since", "--since"), ("before", "--before")):
-        if given[key] and not (key == "status" and given[key] == "waiting"):
-            out += f" {flag} {shlex.quote(given[key])}"
-    if given["status"] == "waiting":
-        out += " --unfinished"
-    return out + (" --stuck" if given["stuck"] else "")
 
 
 # ---- one run ----------------------------------------------------------------------------------------------------------------

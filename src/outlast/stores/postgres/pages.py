@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
 from outlast.core.gate import GateRow
 from outlast.core.run import ms
 from outlast.stores.base import Head, JournalRow
-from outlast.stores.pages import GATE_KINDS, MOST, SCAN, Cost, Listed, Noted, Page, PageFilter, Statistics, Waiting, cost
+from outlast.stores.pages import (
+    GATE_KINDS,
+    MOST,
+    SCAN,
+    STATUSES,
+    Cost,
+    Glance,
+    Key,
+    Listed,
+    Noted,
+    Page,
+    PageFilter,
+    Statistics,
+    Waiting,
+    arranged,
+    cost,
+)
 from outlast.stores.postgres.connections import Row, Tx
 from outlast.stores.sqlite import rows
-from outlast.stores.sqlite.pages import STATUSES
 
 _END_OF_TIME = 2**62  # ms; after every instant
 _LAST = "\U0010ffff"  # after every character
@@ -27,37 +42,47 @@ class Pages:
     _only: Callable[[Sequence[Row], str], Head]
     _heads_of: Callable[[Sequence[Row]], list[Head]]
 
+    def commits(self) -> str:
+        return str(self._read(lambda tx: tx.one("commits", {}, commit=True))[0][0])
+
+    def glance(self, run_ids: Sequence[str]) -> dict[str, Glance]:
+        found = self._read(lambda tx: tx.one("glance", {"ids": list(run_ids)}, commit=True))
+        return {run_id: Glance(n, status, reason, owner, rows.maybe_instant(wake)) for run_id, n, status, reason, owner, wake in found}
+
+    def glance_inbox(self, *, limit: int = 500) -> list[tuple[Any, ...]]:
+        return list(self._read(lambda tx: tx.one("glance_inbox", {"limit": limit}, commit=True)))
+
     def page(self, where: PageFilter, *, scan: int = SCAN) -> Page:
         page: Page = self._read(lambda tx: self._page(tx, where, scan))
         return page
 
     def _page(self, tx: Tx, where: PageFilter, scan: int) -> Page:
-        values = {**self._times(), **_values(where), "limit": where.limit + 1, "scan": scan}
+        values = _values(where)
         if where.before is not None:
             last = self._only(tx.one("head", {"run_id": where.before, **self._times()}), where.before)
             values.update(before_at=ms(last.created_at), before_id=last.run_id)
-        scanned = None
-        if where.text:
-            found, near, end = tx.ask(("page_by_id", values), ("page_by_text", values), ("page_end", values))
-            found = [] if where.before is not None else found
-            seen = {row[0] for row in found}
-            found = (found + [row for row in near if row[0] not in seen])[: where.limit + 1]
-            end = end if len(near) <= where.limit else []
-            scanned = scan if end else None
-            more = near[where.limit - 1][1] if len(near) > where.limit else end[0][1] if end else None
-        else:
-            found = tx.one(_query(where), values)
-            more = found[where.limit - 1][1] if len(found) > where.limit else None
-        heads = self._heads_of(found[: where.limit])
-        numbers = {"numbers": [head.run_no for head in heads]}
-        first_rows, gate_rows = tx.commit(("firsts", numbers), ("soonest_gates", numbers))
+        keys: list[Key] = tx.one(_query(where), values | {"limit": scan if where.searches else where.limit + 1})
+        near, ids = [key[2] for key in keys], []
+        if where.searches:
+            fitting = ("fitting", values | {"numbers": near, "limit": where.limit + 1})
+            if where.text and where.before is None:
+                found = tx.ask(fitting, ("page_by_id", values | {"scan": scan, "limit": max(1, where.limit // 2)}))
+                near, ids = [row[0] for row in found[0]], [row[0] for row in found[1]]
+            else:
+                near = [row[0] for row in tx.one(*fitting)]
+        shown, following, scanned = arranged(where, keys, near, ids, scan)
+        numbers = {"numbers": shown}
+        head_rows, first_rows, gate_rows = tx.commit(
+            ("heads_of", {**numbers, **self._times()}), ("firsts", numbers), ("soonest_gates", numbers)
+        )
         firsts: dict[int, str | None] = {row[0]: row[1] for row in first_rows}
         gates: dict[int, GateRow] = {row[0]: rows.gate(row[1:])[0] for row in gate_rows}
-        return Page([Listed(head, firsts.get(head.run_no), gates.get(head.run_no)) for head in heads], more, scanned)
+        heads = self._heads_of(head_rows)
+        return Page([Listed(head, firsts.get(head.run_no), gates.get(head.run_no)) for head in heads], following, scanned)
 
     def counts(self, where: PageFilter, *, most: int = MOST) -> dict[str, int]:
         values = {**_values(where), "most": most + 1, "statuses": list(STATUSES)}
-        return dict(self._read(lambda tx: tx.one("count_of", values, commit=True)))
+        return dict(self._read(lambda tx: tx.one("count_of" if where.agent is None else "count_of_agent", values, commit=True)))
 
     def agents(self, *, limit: int = 100) -> list[str]:
         return [agent for (agent,) in self._read(lambda tx: tx.one("agents", {"limit": limit}, commit=True))]
@@ -102,13 +127,15 @@ class Pages:
 
 def _query(where: PageFilter) -> str:
     if where.stuck:
-        return "page_of_stuck"
-    return "page_of_unfinished" if where.status is None and (where.waiting or where.unfinished) else "page"
+        return "keys_of_stuck"
+    if where.statuses is None:
+        return "keys"
+    return "keys_of_status" if where.agent is None else "keys_of_agent"
 
 
-def _values(where: PageFilter) -> Mapping[str, Any]:
+def _values(where: PageFilter) -> dict[str, Any]:
     text = where.text or None
     return {
-        "status": where.status, "waiting": where.waiting, "agent": where.agent, "tags": json.dumps(dict(where.tags), ensure_ascii=False),
+        "statuses": None if where.statuses is None else list(where.statuses), "agent": where.agent, "tags": json.dumps(dict(where.tags), ensure_ascii=False),
         "since": ms(where.since) if where.since else -_END_OF_TIME, "before_at": _END_OF_TIME, "before_id": "", "text": text,
         "text_end": (text or "") + _LAST}  # fmt: skip

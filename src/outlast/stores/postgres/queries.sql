@@ -362,36 +362,35 @@ SELECT notice_id, target, gate_id, kind, text, tries, next_try_at, sent_at, erro
 -- carried_run --
 SELECT run_no FROM outlast.run WHERE run_id = %(run_id)s AND starts_with(driver, %(carried)s)
 
--- put_run --  the document holds the head's columns by name, entries, gates and notices as lists
-INSERT INTO outlast.run (run_id, agent, agent_version, status, reason, entries, seq, model_calls, input_tokens, output_tokens, cache_read_tokens,
-                         cache_write_tokens, cost_usd, wake_at, driver, needs, fence, attempts, tags, started_by, parent_run_id, parent_call_id,
-                         input_digest, format, created_at, updated_at)
-SELECT b ->> 'run_id', b ->> 'agent', b ->> 'agent_version', b ->> 'status', b ->> 'reason', (b ->> 'entries')::integer, (b ->> 'seq')::integer,
-       (b ->> 'model_calls')::bigint, (b ->> 'input_tokens')::bigint, (b ->> 'output_tokens')::bigint, (b ->> 'cache_read_tokens')::bigint,
-       (b ->> 'cache_write_tokens')::bigint, b ->> 'cost_usd', (b ->> 'wake_at')::bigint, b ->> 'driver', b ->> 'needs', (b ->> 'fence')::bigint,
-       (b ->> 'attempts')::integer, (b ->> 'tags')::json, b ->> 'started_by', b ->> 'parent_run_id', b ->> 'parent_call_id',
-       b ->> 'input_digest', (b ->> 'format')::integer, (b ->> 'created_at')::bigint, (b ->> 'updated_at')::bigint
-  FROM (SELECT %(run)s::json AS b) d
-ON CONFLICT (run_id) DO NOTHING RETURNING run_no
-
--- put_entries --
-INSERT INTO outlast.entry (run_no, entry_no, seq, kind, at, fence, "by", entry_id, status, digest, meta, body)
-SELECT %(run_no)s, (i ->> 0)::integer, (i ->> 1)::integer, i ->> 2, (i ->> 3)::bigint, (i ->> 4)::bigint, i ->> 5, i ->> 6, i ->> 7,
-       decode(i ->> 8, 'hex'), (i ->> 9)::json, (i ->> 10)::json
-  FROM json_array_elements(%(run)s::json -> 'entries_') i
-
--- put_gate --
-INSERT INTO outlast.gate (run_no, gate_id, kind, call_id, tool, args, digest, text, role, level, deadline, next_at, closes_at, created_at, outcome,
-                          decided_at, decided_by, note, edited_args, guarded, seq, notified_at)
-SELECT %(run_no)s, i ->> 0, i ->> 1, i ->> 2, i ->> 3, (i ->> 4)::json, i ->> 5, i ->> 6, i ->> 7, (i ->> 8)::integer, (i ->> 9)::bigint,
-       (i ->> 10)::bigint, (i ->> 11)::bigint, (i ->> 12)::bigint, i ->> 13, (i ->> 14)::bigint, i ->> 15, i ->> 16, (i ->> 17)::json,
-       (i ->> 18)::integer = 1, (i ->> 19)::integer, (i ->> 20)::bigint
-  FROM json_array_elements(%(run)s::json -> 'gates') WITH ORDINALITY g(i, n) ORDER BY g.n
-
--- put_notice --
-INSERT INTO outlast.notice (run_no, notice_id, target, gate_id, kind, text, tries, next_try_at, sent_at, error, created_at)
-SELECT %(run_no)s, i ->> 0, i ->> 1, i ->> 2, i ->> 3, i ->> 4, (i ->> 5)::integer, (i ->> 6)::bigint, (i ->> 7)::bigint, i ->> 8, (i ->> 9)::bigint
-  FROM json_array_elements(%(run)s::json -> 'notices') i
+-- put_run --  the document holds the head's columns by name, entries, gates and notices as lists; nothing is put where a run of that id is
+WITH d AS MATERIALIZED (SELECT %(run)s::json AS b), made AS (
+    INSERT INTO outlast.run (run_id, agent, agent_version, status, reason, entries, seq, model_calls, input_tokens, output_tokens,
+                             cache_read_tokens, cache_write_tokens, cost_usd, wake_at, driver, needs, fence, attempts, tags, started_by,
+                             parent_run_id, parent_call_id, input_digest, format, created_at, updated_at)
+    SELECT r.run_id, r.agent, r.agent_version, r.status, r.reason, r.entries, r.seq, r.model_calls, r.input_tokens, r.output_tokens,
+           r.cache_read_tokens, r.cache_write_tokens, r.cost_usd, r.wake_at, r.driver, r.needs, r.fence, r.attempts, (b ->> 'tags')::json,
+           r.started_by, r.parent_run_id, r.parent_call_id, r.input_digest, r.format, r.created_at, r.updated_at
+      FROM d, json_populate_record(NULL::outlast.run, b) r
+    ON CONFLICT (run_id) DO NOTHING RETURNING run_no
+), entries AS (
+    INSERT INTO outlast.entry (run_no, entry_no, seq, kind, at, fence, "by", entry_id, status, digest, meta, body)
+    SELECT run_no, (i ->> 0)::integer, (i ->> 1)::integer, i ->> 2, (i ->> 3)::bigint, (i ->> 4)::bigint, i ->> 5, i ->> 6, i ->> 7,
+           decode(i ->> 8, 'hex'), (i ->> 9)::json, (i ->> 10)::json
+      FROM made, d, json_array_elements(b -> 'entries_') i
+), gates AS (
+    INSERT INTO outlast.gate (run_no, gate_id, kind, call_id, tool, args, digest, text, role, level, deadline, next_at, closes_at, created_at,
+                              outcome, decided_at, decided_by, note, edited_args, guarded, seq, notified_at)
+    SELECT run_no, i ->> 0, i ->> 1, i ->> 2, i ->> 3, (i ->> 4)::json, i ->> 5, i ->> 6, i ->> 7, (i ->> 8)::integer, (i ->> 9)::bigint,
+           (i ->> 10)::bigint, (i ->> 11)::bigint, (i ->> 12)::bigint, i ->> 13, (i ->> 14)::bigint, i ->> 15, i ->> 16, (i ->> 17)::json,
+           (i ->> 18)::integer = 1, (i ->> 19)::integer, (i ->> 20)::bigint
+      FROM made, d, json_array_elements(b -> 'gates') WITH ORDINALITY g(i, n) ORDER BY g.n
+), notices AS (
+    INSERT INTO outlast.notice (run_no, notice_id, target, gate_id, kind, text, tries, next_try_at, sent_at, error, created_at)
+    SELECT run_no, i ->> 0, i ->> 1, i ->> 2, i ->> 3, i ->> 4, (i ->> 5)::integer, (i ->> 6)::bigint, (i ->> 7)::bigint, i ->> 8,
+           (i ->> 9)::bigint
+      FROM made, d, json_array_elements(b -> 'notices') i
+)
+SELECT run_no FROM made
 
 -- let_go --
 WITH carried AS MATERIALIZED (SELECT run_no FROM outlast.run WHERE starts_with(driver, %(carried)s) ORDER BY run_id FOR UPDATE)
@@ -457,8 +456,42 @@ INSERT INTO outlast.schema_version (version) VALUES (%(version)s)
 
 -- ---- pages of people ------------------------------------------------------------------------------------------------------------
 
--- page_where --
-(r.created_at, r.run_id) < (%(before_at)s, %(before_id)s) AND r.created_at >= %(since)s AND (%(tags)s = '{}' OR {has_tags})
+-- commits --  a snapshot says which transactions are seen: every commit makes another one of it
+SELECT pg_current_snapshot()::text
+
+-- glance --
+SELECT run_id, entries, status, reason, lease_owner, wake_at FROM outlast.run WHERE run_id = ANY (%(ids)s::text[])
+
+-- glance_inbox --
+SELECT run_no, gate_id, level, digest, deadline FROM outlast.gate
+ WHERE outcome IS NULL AND kind IN ('approval', 'verification', 'budget')
+ ORDER BY coalesce(deadline, 9223372036854775807), created_at LIMIT %(limit)s
+
+-- key_range --
+(r.created_at, r.run_id) < (%(before_at)s, %(before_id)s) AND r.created_at >= %(since)s ORDER BY r.created_at DESC, r.run_id DESC LIMIT %(limit)s
+
+-- keys --  of a list, newest first, by an index
+SELECT r.created_at, r.run_id, r.run_no FROM outlast.run r WHERE {key_range}
+
+-- keys_of_status --
+SELECT k.* FROM unnest(%(statuses)s::text[]) s(status) CROSS JOIN LATERAL (
+        SELECT r.created_at, r.run_id, r.run_no FROM outlast.run r WHERE r.status = s.status AND {key_range}) k
+ ORDER BY k.created_at DESC, k.run_id DESC LIMIT %(limit)s
+
+-- keys_of_agent --
+SELECT k.* FROM unnest(%(statuses)s::text[]) s(status) CROSS JOIN LATERAL (
+        SELECT r.created_at, r.run_id, r.run_no FROM outlast.run r WHERE r.agent = %(agent)s AND r.status = s.status AND {key_range}) k
+ ORDER BY k.created_at DESC, k.run_id DESC LIMIT %(limit)s
+
+-- run_fits --
+(%(agent)s::text IS NULL OR r.agent = %(agent)s) AND (%(statuses)s::text[] IS NULL OR r.status = ANY (%(statuses)s::text[]))
+
+-- keys_of_stuck --
+SELECT r.created_at, r.run_id, r.run_no FROM outlast.run r WHERE r.run_id IN (SELECT run_id FROM outlast.stuck) AND {run_fits} AND {key_range}
+
+-- heads_of --  in the order given
+WITH {times}
+SELECT {head_columns} FROM unnest(%(numbers)s::bigint[]) WITH ORDINALITY n(run_no, place) JOIN outlast.run r ON r.run_no = n.run_no ORDER BY n.place
 
 -- first_text --  the first message's text, as far as a list shows it
 (SELECT CASE json_typeof(e.body -> 'content') WHEN 'string' THEN left(e.body ->> 'content', 400)
@@ -469,48 +502,14 @@ INSERT INTO outlast.schema_version (version) VALUES (%(version)s)
 -- says --
 (%(text)s::text IS NULL OR strpos(r.run_id, %(text)s) > 0 OR strpos(lower(coalesce({first_text}, '')), lower(%(text)s)) > 0)
 
--- page_filter --
-(%(agent)s::text IS NULL OR r.agent = %(agent)s) AND (%(status)s::text IS NULL OR r.status = %(status)s)
+-- fitting --  those of the runs that a search finds, in the order given
+SELECT r.run_no FROM unnest(%(numbers)s::bigint[]) WITH ORDINALITY n(run_no, place) JOIN outlast.run r ON r.run_no = n.run_no
+ WHERE (%(tags)s = '{}' OR {has_tags}) AND {says} ORDER BY n.place LIMIT %(limit)s
 
--- page --
-WITH {times}
-SELECT {head_columns} FROM outlast.run r WHERE {page_filter} AND {page_where}
- ORDER BY r.created_at DESC, r.run_id DESC LIMIT %(limit)s
-
--- page_of_unfinished --
-WITH {times}
-SELECT {head_columns} FROM outlast.run r
- WHERE r.status <> 'done' AND r.status <> 'failed' AND r.status <> 'cancelled' AND (NOT %(waiting)s OR r.status <> 'running')
-   AND {page_filter} AND {page_where}
- ORDER BY r.created_at DESC, r.run_id DESC LIMIT %(limit)s
-
--- page_of_stuck --
-WITH {times}
-SELECT {head_columns} FROM outlast.run r WHERE r.run_id IN (SELECT run_id FROM outlast.stuck) AND {page_filter} AND {page_where}
- ORDER BY r.created_at DESC, r.run_id DESC LIMIT %(limit)s
-
--- page_near --
-{page_filter} AND (NOT %(waiting)s OR r.status LIKE 'waiting\_%%')
-           AND (r.created_at, r.run_id) < (%(before_at)s, %(before_id)s) AND r.created_at >= %(since)s
-
--- page_by_text --  of the newest `scan` runs that fit otherwise
-WITH {times}
-SELECT {head_columns} FROM (
-        SELECT run_no FROM outlast.run r WHERE {page_near} ORDER BY r.created_at DESC, r.run_id DESC LIMIT %(scan)s) near
+-- page_by_id --  of the first `scan` ids that begin with the text
+SELECT r.run_no FROM (SELECT run_no FROM outlast.run WHERE run_id >= %(text)s AND run_id < %(text_end)s ORDER BY run_id LIMIT %(scan)s) near
   JOIN outlast.run r ON r.run_no = near.run_no
- WHERE (%(tags)s = '{}' OR {has_tags}) AND {says}
- ORDER BY r.created_at DESC, r.run_id DESC LIMIT %(limit)s
-
--- page_by_id --  ids that begin with the text
-WITH {times}
-SELECT {head_columns} FROM outlast.run r
- WHERE r.run_id >= %(text)s AND r.run_id < %(text_end)s AND {page_filter} AND (NOT %(waiting)s OR r.status LIKE 'waiting\_%%')
-   AND (%(tags)s = '{}' OR {has_tags}) AND r.created_at >= %(since)s
- ORDER BY r.run_id LIMIT %(limit)s
-
--- page_end --  where a search that looked at `scan` runs came to
-SELECT r.created_at, r.run_id FROM outlast.run r WHERE {page_near}
- ORDER BY r.created_at DESC, r.run_id DESC LIMIT 1 OFFSET %(scan)s - 1
+ WHERE {run_fits} AND (%(tags)s = '{}' OR {has_tags}) AND r.created_at >= %(since)s ORDER BY r.run_id LIMIT %(limit)s
 
 -- firsts --
 SELECT r.run_no, {first_text} FROM outlast.run r WHERE r.run_no = ANY (%(numbers)s::bigint[])
@@ -522,8 +521,12 @@ SELECT DISTINCT ON (g.run_no) g.run_no, {gate_columns} FROM outlast.gate g
 
 -- count_of --  per status, each up to a limit
 SELECT s.status, (SELECT count(*) FROM (
-        SELECT FROM outlast.run r WHERE r.status = s.status AND r.created_at >= %(since)s AND (%(agent)s::text IS NULL OR r.agent = %(agent)s)
-           AND (%(tags)s = '{}' OR {has_tags}) LIMIT %(most)s) found)
+        SELECT FROM outlast.run r WHERE r.status = s.status AND r.created_at >= %(since)s LIMIT %(most)s) found)
+  FROM unnest(%(statuses)s::text[]) s(status)
+
+-- count_of_agent --
+SELECT s.status, (SELECT count(*) FROM (
+        SELECT FROM outlast.run r WHERE r.agent = %(agent)s AND r.status = s.status AND r.created_at >= %(since)s LIMIT %(most)s) found)
   FROM unnest(%(statuses)s::text[]) s(status)
 
 -- agents --  a loose scan: the next distinct name, and again

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -11,17 +13,30 @@ import apsw
 
 from outlast.core.gate import GateRow
 from outlast.core.run import ms
-from outlast.stores.base import ENDED, Head, JournalRow
-from outlast.stores.pages import GATE_KINDS, MOST, SCAN, Cost, Listed, Noted, Page, PageFilter, Statistics, Waiting, cost
+from outlast.stores.base import Head, JournalRow
+from outlast.stores.pages import (
+    GATE_KINDS,
+    MOST,
+    SCAN,
+    STATUSES,
+    Cost,
+    Glance,
+    Key,
+    Listed,
+    Noted,
+    Page,
+    PageFilter,
+    Statistics,
+    Waiting,
+    arranged,
+    cost,
+)
 from outlast.stores.sqlite import rows
 from outlast.stores.sqlite.connections import Connections
 from outlast.stores.sqlite.rows import Q, ask
 
 _END_OF_TIME = 2**62  # ms; after every instant
 _LAST = "\U0010ffff"  # after every character
-STATUSES = (
-    "running", "waiting_for_approval", "waiting_for_verification", "waiting_for_budget", "waiting_for_event", "waiting_for_run",
-    "waiting_for_timer", "waiting_for_code", *ENDED)  # fmt: skip
 
 
 class Pages:
@@ -31,36 +46,39 @@ class Pages:
     _head: Callable[[apsw.Connection, str], Head]
     _as_heads: Callable[[Sequence[rows.Row]], list[Head]]
 
+    def commits(self) -> str:
+        return str(self._files.version())
+
+    def glance(self, run_ids: Sequence[str]) -> dict[str, Glance]:
+        found = self._files.read(lambda db: ask(db, Q["glance"], {"ids": json.dumps(run_ids)}))
+        return {run_id: Glance(n, status, reason, owner, rows.maybe_instant(wake)) for run_id, n, status, reason, owner, wake in found}
+
+    def glance_inbox(self, *, limit: int = 500) -> list[tuple[Any, ...]]:
+        return self._files.read(lambda db: ask(db, Q["glance_inbox"], {"limit": limit}))
+
     def page(self, where: PageFilter, *, scan: int = SCAN) -> Page:
         return self._files.read(lambda db: self._page(db, where, scan))
 
     def _page(self, db: apsw.Connection, where: PageFilter, scan: int) -> Page:
-        values = _values(where) | {"limit": where.limit + 1, "scan": scan}
+        values = _values(where)
         if where.before is not None:
             last = self._head(db, where.before)
             values.update(before_at=ms(last.created_at), before_id=last.run_id)
-        scanned = None
-        if where.text or where.tags:
-            found = [] if where.before is not None or not where.text else ask(db, Q["page_by_id"], values)
-            seen = {row[0] for row in found}
-            near = ask(db, Q["page_by_text"], values)
-            found = (found + [row for row in near if row[0] not in seen])[: where.limit + 1]
-            end = ask(db, Q["page_end"], values) if len(near) <= where.limit else []
-            scanned = scan if end else None
-            more = near[where.limit - 1][1] if len(near) > where.limit else end[0][1] if end else None
-        else:
-            found = ask(db, Q[_query(where)], values)
-            more = found[where.limit - 1][1] if len(found) > where.limit else None
-        found = found[: where.limit]
-        heads = self._as_heads(found)
-        numbers = {"numbers": json.dumps([head.run_no for head in heads])}
+        keys = _keys(db, where, values | {"limit": scan if where.searches else where.limit + 1})
+        near, ids = [key[2] for key in keys], []
+        if where.searches:
+            near = _column(ask(db, Q["fitting"], values | {"numbers": json.dumps(near), "limit": where.limit + 1}))
+            if where.text and where.before is None:
+                ids = _column(ask(db, Q["page_by_id"], values | {"scan": scan, "limit": max(1, where.limit // 2)}))
+        shown, following, scanned = arranged(where, keys, near, ids, scan)
+        numbers = {"numbers": json.dumps(shown)}
+        heads = self._as_heads(ask(db, Q["heads_of"], numbers))
         firsts: dict[int, str | None] = dict(ask(db, Q["firsts"], numbers))
         gates: dict[int, GateRow] = {row[0]: rows.gate(row[1:])[0] for row in ask(db, Q["soonest_gates"], numbers)}
-        return Page([Listed(head, firsts.get(head.run_no), gates.get(head.run_no)) for head in heads], more, scanned)
+        return Page([Listed(head, firsts.get(head.run_no), gates.get(head.run_no)) for head in heads], following, scanned)
 
     def counts(self, where: PageFilter, *, most: int = MOST) -> dict[str, int]:
-        narrow = where.agent is not None or bool(where.tags)
-        query = Q["count_of_agent" if narrow else "count_of"]
+        query = Q["count_of" if where.agent is None else "count_of_agent"]
 
         def work(db: apsw.Connection) -> dict[str, int]:
             values = _values(where) | {"most": most + 1}
@@ -117,20 +135,26 @@ class Pages:
         return self._files.read(work)
 
 
-def _query(where: PageFilter) -> str:
-    """The query whose index fits best: the narrowest filter first."""
+def _keys(db: apsw.Connection, where: PageFilter, values: Mapping[str, Any]) -> list[Key]:
+    """What indexes alone say, newest first."""
     if where.stuck:
-        return "page_of_stuck"
-    if where.status is not None:
-        return "page_of_status"
-    if where.waiting or where.unfinished:
-        return "page_of_unfinished"
-    return "page_of_agent" if where.agent is not None else "page"
+        return ask(db, Q["keys_of_stuck"], values)
+    statuses = where.statuses
+    if statuses is None:
+        return ask(db, Q["keys"], values)
+    query = Q["keys_of_status" if where.agent is None else "keys_of_agent"]
+    found = heapq.merge(*(ask(db, query, {**values, "status": status}) for status in statuses), reverse=True)
+    return list(itertools.islice(found, values["limit"]))
+
+
+def _column(found: Sequence[rows.Row]) -> list[int]:
+    return [value for (value,) in found]
 
 
 def _values(where: PageFilter) -> dict[str, Any]:
     text = where.text or None
+    statuses = None if where.statuses is None else json.dumps(where.statuses)
     return {
-        "status": where.status, "waiting": where.waiting, "agent": where.agent, "tags": json.dumps(dict(where.tags), ensure_ascii=False),
+        "statuses": statuses, "agent": where.agent, "tags": json.dumps(dict(where.tags), ensure_ascii=False),
         "since": ms(where.since) if where.since else -_END_OF_TIME, "before_at": _END_OF_TIME, "before_id": "", "text": text,
         "text_end": (text or "") + _LAST}  # fmt: skip

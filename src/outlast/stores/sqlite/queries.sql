@@ -381,8 +381,34 @@ UPDATE run SET fence = fence + :fences, nonce = NULL, lease_until = CASE WHEN le
 
 -- ---- pages of people --------------------------------------------------------------------------------------------------------
 
--- page_where --
-(r.created_at, r.run_id) < (:before_at, :before_id) AND r.created_at >= :since AND (:tags = '{}' OR {has_tags})
+-- glance --
+SELECT run_id, entries, status, reason, lease_owner, wake_at FROM run WHERE run_id IN (SELECT value FROM json_each(:ids))
+
+-- glance_inbox --
+SELECT run_no, gate_id, level, digest, deadline FROM gate INDEXED BY gate_inbox
+ WHERE outcome IS NULL AND kind IN ('approval', 'verification', 'budget')
+ ORDER BY coalesce(deadline, 9223372036854775807), created_at LIMIT :limit
+
+-- key_range --
+(r.created_at, r.run_id) < (:before_at, :before_id) AND r.created_at >= :since ORDER BY r.created_at DESC, r.run_id DESC LIMIT :limit
+
+-- keys --  of a list, newest first, from an index alone
+SELECT r.created_at, r.run_id, r.run_no FROM run r INDEXED BY run_created WHERE {key_range}
+
+-- keys_of_status --
+SELECT r.created_at, r.run_id, r.run_no FROM run r INDEXED BY run_status WHERE r.status = :status AND {key_range}
+
+-- keys_of_agent --
+SELECT r.created_at, r.run_id, r.run_no FROM run r INDEXED BY run_agent WHERE r.agent = :agent AND r.status = :status AND {key_range}
+
+-- run_fits --
+(:agent IS NULL OR r.agent = :agent) AND (:statuses IS NULL OR r.status IN (SELECT value FROM json_each(:statuses)))
+
+-- keys_of_stuck --
+SELECT r.created_at, r.run_id, r.run_no FROM run r WHERE r.run_id IN (SELECT run_id FROM stuck) AND {run_fits} AND {key_range}
+
+-- heads_of --  in the order given
+SELECT {head_columns} FROM json_each(:numbers) n JOIN run r ON r.run_no = n.value ORDER BY n.key
 
 -- first_text --  the first message's text, as far as a list shows it
 (SELECT CASE json_type(e.body, '$.content') WHEN 'text' THEN substr(e.body ->> '$.content', 1, 400)
@@ -393,53 +419,14 @@ UPDATE run SET fence = fence + :fences, nonce = NULL, lease_until = CASE WHEN le
 -- says --
 (:text IS NULL OR instr(r.run_id, :text) > 0 OR instr(lower(coalesce({first_text}, '')), lower(:text)) > 0)
 
--- page --
-SELECT {head_columns} FROM run r INDEXED BY run_created
- WHERE (:agent IS NULL OR r.agent = :agent) AND (:status IS NULL OR r.status = :status) AND {page_where}
- ORDER BY r.created_at DESC, r.run_id DESC LIMIT :limit
+-- fitting --  those of the runs that a search finds, in the order given
+SELECT r.run_no FROM json_each(:numbers) n JOIN run r ON r.run_no = n.value
+ WHERE (:tags = '{}' OR {has_tags}) AND {says} ORDER BY n.key LIMIT :limit
 
--- page_of_status --
-SELECT {head_columns} FROM run r INDEXED BY run_status
- WHERE r.status = :status AND (:agent IS NULL OR r.agent = :agent) AND {page_where}
- ORDER BY r.created_at DESC, r.run_id DESC LIMIT :limit
-
--- page_of_agent --
-SELECT {head_columns} FROM run r INDEXED BY run_agent
- WHERE r.agent = :agent AND (:status IS NULL OR r.status = :status) AND {page_where}
- ORDER BY r.created_at DESC, r.run_id DESC LIMIT :limit
-
--- page_of_unfinished --
-SELECT {head_columns} FROM run r INDEXED BY run_unfinished
- WHERE r.status <> 'done' AND r.status <> 'failed' AND r.status <> 'cancelled' AND (NOT :waiting OR r.status <> 'running')
-   AND (:agent IS NULL OR r.agent = :agent) AND {page_where}
- ORDER BY r.created_at DESC, r.run_id DESC LIMIT :limit
-
--- page_of_stuck --
-SELECT {head_columns} FROM run r INDEXED BY run_created
- WHERE r.run_id IN (SELECT run_id FROM stuck) AND (:agent IS NULL OR r.agent = :agent) AND (:status IS NULL OR r.status = :status) AND {page_where}
- ORDER BY r.created_at DESC, r.run_id DESC LIMIT :limit
-
--- page_by_text --  of the newest :scan runs that fit otherwise
-SELECT {head_columns} FROM (
-        SELECT run_no FROM run r INDEXED BY run_created
-         WHERE (:agent IS NULL OR r.agent = :agent) AND (:status IS NULL OR r.status = :status)
-           AND (NOT :waiting OR r.status LIKE 'waiting_%') AND (r.created_at, r.run_id) < (:before_at, :before_id) AND r.created_at >= :since
-         ORDER BY r.created_at DESC, r.run_id DESC LIMIT :scan) near
+-- page_by_id --  of the first :scan ids that begin with the text
+SELECT r.run_no FROM (SELECT run_no FROM run WHERE run_id >= :text AND run_id < :text_end ORDER BY run_id LIMIT :scan) near
   JOIN run r ON r.run_no = near.run_no
- WHERE (:tags = '{}' OR {has_tags}) AND {says}
- ORDER BY r.created_at DESC, r.run_id DESC LIMIT :limit
-
--- page_by_id --  ids that begin with the text
-SELECT {head_columns} FROM run r
- WHERE r.run_id >= :text AND r.run_id < :text_end AND (:agent IS NULL OR r.agent = :agent) AND (:status IS NULL OR r.status = :status)
-   AND (NOT :waiting OR r.status LIKE 'waiting_%') AND (:tags = '{}' OR {has_tags}) AND r.created_at >= :since
- ORDER BY r.run_id LIMIT :limit
-
--- page_end --  where a search that looked at :scan runs came to
-SELECT created_at, run_id FROM run r INDEXED BY run_created
- WHERE (:agent IS NULL OR r.agent = :agent) AND (:status IS NULL OR r.status = :status)
-   AND (NOT :waiting OR r.status LIKE 'waiting_%') AND (r.created_at, r.run_id) < (:before_at, :before_id) AND r.created_at >= :since
- ORDER BY r.created_at DESC, r.run_id DESC LIMIT 1 OFFSET :scan - 1
+ WHERE {run_fits} AND (:tags = '{}' OR {has_tags}) AND r.created_at >= :since ORDER BY r.run_id LIMIT :limit
 
 -- firsts --
 SELECT r.run_no, {first_text} FROM run r WHERE r.run_no IN (SELECT value FROM json_each(:numbers))
@@ -453,9 +440,7 @@ SELECT g.run_no, {gate_columns} FROM gate g
 SELECT count(*) FROM (SELECT 1 FROM run r INDEXED BY run_status WHERE r.status = :status AND r.created_at >= :since LIMIT :most)
 
 -- count_of_agent --
-SELECT count(*) FROM (SELECT 1 FROM run r INDEXED BY run_status
-                       WHERE r.status = :status AND r.created_at >= :since AND (:agent IS NULL OR r.agent = :agent)
-                         AND (:tags = '{}' OR {has_tags}) LIMIT :most)
+SELECT count(*) FROM (SELECT 1 FROM run r INDEXED BY run_agent WHERE r.agent = :agent AND r.status = :status AND r.created_at >= :since LIMIT :most)
 
 -- agents --  a loose scan: the next distinct name
 SELECT agent FROM run INDEXED BY run_agent WHERE agent > :agent ORDER BY agent LIMIT 1

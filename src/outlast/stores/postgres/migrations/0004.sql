@@ -1,0 +1,4 @@
+-- Lists of an agent's runs, and their counts per status: each status is a stretch of the index in the list's order.
+
+DROP INDEX outlast.run_agent;
+CREATE INDEX run_agent ON outlast.run (agent, status, created_at, run_id);
