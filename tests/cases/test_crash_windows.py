@@ -13,7 +13,7 @@ from typing import Any
 
 import apsw
 import pytest
-from tests.cases.conftest import MakeApp, Provider
+from tests.cases.conftest import BOTH, Edit, MakeApp, Provider, sqlite_alone
 from tests.support.deaths import dying_at
 from tests.support.waiting import until
 from tests.support.world import EFFECTS, GATE, Ledger, asks, assert_whole, finish, tools, use
@@ -25,6 +25,7 @@ from outlast.runtime import crashpoints
 from outlast.runtime.clock import ManualClock
 
 ROOT = Path(__file__).parents[2]
+STORES = BOTH
 
 
 @pytest.mark.parametrize("name", EFFECTS)
@@ -99,6 +100,7 @@ def again(app: Outlast, act: Callable[[], Any]) -> Any:
         return act()
 
 
+@sqlite_alone
 def test_result_and_next_state_not_atomic(make_app: MakeApp, tmp_path: Path, ledger: Ledger) -> None:
     """Every single commit of a run fails once, before and after it stood: the history is as if nothing had happened."""
     agent = Agent("a", model=ScriptedModel([asks(use("look", text="x")), asks(use("act", "toolu_02", text="y")), "Done."]),
@@ -142,16 +144,15 @@ def test_result_and_next_state_not_atomic(make_app: MakeApp, tmp_path: Path, led
 
 @pytest.mark.parametrize("by_hand", [False, True], ids=["killed", "lease columns emptied by hand"])
 @pytest.mark.parametrize("k", [2, 3, 4])
-def test_recovered_run_stuck_between_steps(k: int, by_hand: bool, make_app: MakeApp, ledger: Ledger, tmp_path: Path) -> None:
+def test_recovered_run_stuck_between_steps(k: int, by_hand: bool, make_app: MakeApp, ledger: Ledger, edit: Edit, store_kind: str) -> None:
     """Killed after any commit, or with its lease columns emptied: a worker finds it by itself."""
     agent = Agent("a", model=ScriptedModel([asks(use("deliver", text="x")), asks(use("look", "toolu_02", text="y")), "Done."]),
                   tools=[tools()["deliver"], tools()["look"]])  # fmt: skip
     with dying_at("commit.after", k):
         make_app(agent).run_sync(agent, "go", run_id="r")
     if by_hand:
-        db = apsw.Connection(str(tmp_path / "outlast.db"))
-        db.execute("UPDATE run SET lease_owner = NULL, lease_until = NULL, lease_boot = NULL, lease_until_at = NULL")
-        db.close()
+        more = ", lease_boot = NULL, lease_until_at = NULL" if store_kind == "sqlite" else ""
+        assert edit(f"UPDATE run SET lease_owner = NULL, lease_until = NULL{more}")
     app = make_app(agent)
     head = app.head("r")
     assert (head.status, head.finished) == ("running", False)

@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from tests.cases.conftest import MakeApp
+from tests.cases.conftest import BOTH, MakeApp
 from tests.support.deaths import dying_at
 from tests.support.world import GATE, Ledger, assert_whole, finish, tools, use
 
@@ -16,6 +16,8 @@ from outlast import Agent, Gate, Outlast, ToolContext, approval, tool
 from outlast.errors import GateClosed, OutlastError, Refused, UsageError
 from outlast.models import ScriptedModel
 from outlast.runtime.clock import ManualClock
+
+STORES = BOTH
 
 
 def waiting(make_app: MakeApp, *, clock: ManualClock | None = None, gate: Any = GATE) -> tuple[Outlast, Agent[str]]:

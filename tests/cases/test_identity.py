@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cases.conftest import MakeApp, Provider
+from tests.cases.conftest import BOTH, MakeApp, Provider
 from tests.support.deaths import dying_at
 from tests.support.world import GATE, Ledger, asks, assert_whole, finish, tools, use
 
@@ -16,6 +16,8 @@ from outlast import Agent, ToolContext, tool
 from outlast.errors import GateClosed, OutlastError, RunExists, UsageError
 from outlast.models import ScriptedModel
 from outlast.runtime.clock import ManualClock
+
+STORES = BOTH
 
 
 @pytest.mark.parametrize("name", ["look", "deliver", "act"])

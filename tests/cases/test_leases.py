@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cases.conftest import MakeApp
+from tests.cases.conftest import BOTH, MakeApp, lease_clock_ahead, sqlite_alone
 from tests.support.waiting import LIMIT_S, happens, until
 from tests.support.world import GATE, Ledger, assert_whole, tools, use
 
@@ -24,7 +24,8 @@ from outlast import Agent, ToolContext, tool
 from outlast.errors import LeaseLost, RunBusy
 from outlast.models import ScriptedModel
 from outlast.stores import base, owner
-from outlast.stores.sqlite.store import boot_ms
+
+STORES = BOTH
 
 ROOT = Path(__file__).parents[2]
 LOCK = """
@@ -37,8 +38,12 @@ db.execute("ROLLBACK")
 """
 
 
+@sqlite_alone
 def test_db_locked_after_effect(make_app: MakeApp, ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
-    """Another process holds the write lock when the tool returns: the result is kept and saved later, the effect is not repeated."""
+    """Another process holds the write lock when the tool returns: the result is kept and saved later, the effect is not repeated.
+
+    (Postgres locks one row, not the store; a server that does not answer is another case.)
+    """
     kept, lockers = threading.Event(), []
 
     class Hears(logging.Handler):
@@ -179,7 +184,7 @@ def test_lease_outlived_zombie_commits(effect: str, make_app: MakeApp, store_url
         assert zombie.stdout is not None and zombie.stdin is not None
         assert zombie.stdout.readline() == "begun\n"
         os.kill(zombie.pid, signal.SIGSTOP)
-        app._store._boot_clock = lambda: boot_ms() + 200_000  # type: ignore[attr-defined]  # its lease, or that of its effect, has run out
+        lease_clock_ahead(app, timedelta(seconds=200))  # its lease, or that of its effect, has run out
         run = app.resume_sync("r")
         if effect == "at_most_once":
             assert run.status == "waiting_for_verification"
@@ -213,7 +218,7 @@ def test_a_lease_that_was_taken_by_the_same_owner_is_another_lease(make_app: Mak
     app, other = make_app(agent), make_app(agent)
     app.start(agent, "go", run_id="r")
     old = app._store.claim_run("r", owner.me())
-    other._store._boot_clock = lambda: boot_ms() + 60_000  # type: ignore[attr-defined]  # SQLite's lease clock
+    lease_clock_ahead(other, timedelta(seconds=60))
     new = other._store.claim_run("r", owner.me())
     assert (new.owner, new.taken_over) == (old.owner, True)
     head = base.NewHead("done", None, release=True)

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from tests.cases.conftest import MakeApp
+from tests.cases.conftest import BOTH, MakeApp, lease_clock_ahead
 from tests.support.waiting import LIMIT_S, happens
 from tests.support.world import GATE, Ledger, assert_whole, tools, use
 
@@ -15,7 +15,8 @@ from outlast import Agent, Limits, ToolContext, approval, tool
 from outlast.errors import RunBusy
 from outlast.models import ScriptedModel
 from outlast.runtime.clock import ManualClock
-from outlast.stores.sqlite.store import boot_ms
+
+STORES = BOTH
 
 
 def test_deadline_clock_restarts(make_app: MakeApp, clock: ManualClock, ledger: Ledger) -> None:
@@ -99,7 +100,7 @@ def test_clock_skew_between_workers(skew: timedelta, make_app: MakeApp, clock: M
     clock.move(-timedelta(hours=1))
     assert other._store.claim("somebody", agents=["a"], lease_s=30) == []
     # Were its holder to stop renewing now, the lease would be over within its own length, wherever the wall clock stands.
-    other._store._boot_clock = lambda: boot_ms() + 31_000  # type: ignore[attr-defined]  # SQLite's lease clock
+    lease_clock_ahead(other, timedelta(seconds=31))
     assert not other._store.head("r").held
     release.set()
     thread.join(LIMIT_S)

@@ -13,12 +13,14 @@ from typing import Any
 
 import pytest
 from pydantic import BaseModel
-from tests.cases.conftest import MakeApp, Provider
+from tests.cases.conftest import BOTH, MakeApp, Provider, size_on_disk
 from tests.support.world import Ledger, assert_whole, use
 
 from outlast import Agent, ToolContext, ToolResult, tool
 from outlast.core.codec import MAX_TOOL_TEXT_BYTES
 from outlast.models import ScriptedModel
+
+STORES = BOTH
 
 
 class Person(BaseModel):
@@ -165,7 +167,7 @@ def test_nan_and_infinity(make_app: MakeApp, provider: Provider, ledger: Ledger)
 
 
 @pytest.mark.parametrize("character", ["x", "é", "🦉", "\u0301"])
-def test_huge_output_wedges_the_run(character: str, make_app: MakeApp, ledger: Ledger, tmp_path: Path) -> None:
+def test_huge_output_wedges_the_run(character: str, make_app: MakeApp, ledger: Ledger, store_url: str) -> None:
     """Fifty megabytes of one line: cut between two characters, with a note that says how much there was; the store stays small."""
     size = 50 * 1024 * 1024
     text = character * (size // len(character.encode()))
@@ -173,8 +175,7 @@ def test_huge_output_wedges_the_run(character: str, make_app: MakeApp, ledger: L
     assert len(content.encode()) <= MAX_TOOL_TEXT_BYTES
     assert f"{len(text.encode()):,}" in content or str(len(text.encode())) in content
     assert content.startswith(character * 10)
-    stored = sum(p.stat().st_size for p in tmp_path.iterdir() if p.name.startswith("outlast.db"))
-    assert stored < 8 * MAX_TOOL_TEXT_BYTES
+    assert size_on_disk(store_url) < 8 * MAX_TOOL_TEXT_BYTES
 
 
 def test_huge_blocks_and_inputs_are_refused_by_name(make_app: MakeApp, ledger: Ledger) -> None:

@@ -1,3 +1,13 @@
 """What tests of deploys have: a store that is there, a world outside of it, and applications that are closed at the end."""
 
-from tests.cases.conftest import clock, ledger, make_app, no_hang, provider, store_url  # noqa: F401 - fixtures, found here by name
+from tests.cases.conftest import (  # noqa: F401 - fixtures and a hook, found here by name
+    clock,
+    ledger,
+    make_app,
+    no_hang,
+    postgres,
+    provider,
+    pytest_generate_tests,
+    store_kind,
+    store_url,
+)

@@ -13,9 +13,12 @@ import pytest
 from tests.support.world import GATE, Ledger, tools, use
 
 from outlast import Agent, Outlast
-from outlast.errors import SchemaTooNew
+from outlast.errors import SchemaTooNew, StoreError
 from outlast.models import ScriptedModel
+from outlast.stores import sql
+from outlast.stores.postgres import PostgresStore, connections
 from outlast.stores.sqlite import opening
+from support.postgres import Server
 
 OPENS = "import sys\nfrom outlast import Outlast\nwith Outlast(sys.argv[1]) as app: app.start('a', 'go', run_id=sys.argv[2])\n"
 
@@ -104,3 +107,50 @@ def test_schema_of_older_worker_that_is_alive_meets_a_newer_one(tmp_path: Path, 
     with Outlast(path) as app:
         assert app.store_check() == []
         assert app.unfinished_runs() == ["new"]
+
+
+# ---- on Postgres, where migrating is a command -----------------------------------------------------------------------------------
+
+MIGRATES = "import sys\nfrom outlast import Outlast\nwith Outlast(sys.argv[1]) as app: print(*app._store.migrate())\n"
+
+
+def as_of(version: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process knows no more than the first migrations."""
+    real = sql.migrations
+    monkeypatch.setattr(sql, "migrations", lambda package: real(package)[:version])
+    monkeypatch.setattr(connections, "SCHEMA", version)
+
+
+def postgres_store(app: Outlast) -> PostgresStore:
+    store = app._store
+    assert isinstance(store, PostgresStore)
+    return store
+
+
+@pytest.mark.parametrize("version", range(1, connections.SCHEMA))
+def test_old_schema_new_code_and_reverse_on_postgres(
+    version: int, postgres: Server, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Refused until it is migrated; several migrate at once and one does it; the run that waits goes on; older code is refused then."""
+    url = postgres.url(schema=postgres.fresh_schema())
+    with monkeypatch.context() as older:
+        as_of(version, older)
+        with Outlast(url, agents=[agent()], deps=ledger) as app:
+            assert postgres_store(app).migrate() == (0, version)
+            app.run_sync(app.agents["a"], "go", run_id="r")
+    newest = connections.SCHEMA
+    with Outlast(url) as app, pytest.raises(StoreError, match=f"version {version}, this program needs {newest}") as caught:
+        app.unfinished_runs()
+    assert caught.value.hint == "outlast store migrate"
+    starters = [
+        subprocess.Popen([sys.executable, "-c", MIGRATES, url], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(3)
+    ]
+    said = [process.communicate(timeout=60) for process in starters]
+    assert sorted(out for out, _ in said) == sorted([f"{version} {newest}\n", *[f"{newest} {newest}\n"] * 2]), said
+    with Outlast(url, agents=[agent()], deps=ledger) as app:
+        app.decide("r", approved=True, decided_by="priya")
+        assert app.resume_sync("r").status == "done"
+        assert app.store_check() == []
+    as_of(version, monkeypatch)
+    with Outlast(url) as app, pytest.raises(SchemaTooNew, match=f"its schema is version {newest}, this program knows up to {version}"):
+        app.unfinished_runs()

@@ -187,7 +187,10 @@ REFUSED: list[tuple[Callable[[Path], None], type[OutlastError], str]] = [
 
 @pytest.mark.parametrize("read_only", [False, True])
 @pytest.mark.parametrize("make, kind, words", REFUSED, ids=lambda v: getattr(v, "__name__", ""))
-def test_refused_and_left_as_it_is(path: Path, make: Callable[[Path], None], kind: type[OutlastError], words: str, read_only: bool) -> None:
+def test_corrupted_database_file_is_refused_and_left_as_it_is(
+    path: Path, make: Callable[[Path], None], kind: type[OutlastError], words: str, read_only: bool
+) -> None:
+    """(Of a Postgres server's own files that server takes care; what we judge there is the schema: another program's, too old, too new.)"""
     if read_only and make is one_of_ours_with_a_foreign_table:
         return  # a reader harms nothing there
     make(path)
@@ -557,7 +560,8 @@ def test_check_finds_what_was_broken(store: SQLiteStore, path: Path, statement: 
     assert any(found[0] == where and found[1].startswith(what) and found[2] for found in store.check()), store.check()
 
 
-def test_check_looks_at_where_the_file_lies(store: SQLiteStore, path: Path, tmp_path: Path) -> None:
+def test_wal_on_network_or_shared_mount(store: SQLiteStore, path: Path, tmp_path: Path) -> None:
+    """(On Postgres the same question is put to the server: fsync, full_page_writes and synchronous_commit, in what `check` finds there.)"""
     begin(store)
     mounts = tmp_path / "mounts"
     mounts.write_text(f"/dev/sda / ext4 rw 0 0\nserver:/x {path.parent.parent} nfs4 rw 0 0\n")

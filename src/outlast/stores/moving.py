@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from typing import Any
@@ -28,6 +29,8 @@ from outlast.stores.care import CareStore, KeptNotice, Whole
 FORMAT = 1  # of the document
 TYPE = "outlast_run"
 MOVED = "moved to "
+AT_ONCE = 8  # runs that are carried at the same time: their commits share syncs and wait for the network together
+_LOT = 64  # so many are on their way when something fails: they are done, no other is begun
 _TRIES = 5  # of one run, while others write to it
 
 
@@ -288,27 +291,35 @@ def copy(source: CareStore, target: CareStore, *, by: str | None = None, each: C
         raise UsageError(f"{target.url} is the store that is to be copied")
     next(iter(target.ends()), None)  # its schema fits, before anything is ended here
     went: set[str] = set()
-    while True:
-        done = Copied()
-        before = len(went)
-        for run_id in sorted((run_id for run_id, _, _ in source.ends()), reverse=True):  # what a run started comes before it: PARENT:CALL
-            if run_id in went:
-                done.runs += 1
-                continue
-            try:
-                if _carry(source, target, run_id, went, by):
-                    went.add(run_id)
-                    done.runs += 1
-                    each(run_id)
-                else:
-                    done.elsewhere += 1
-            except (Refused, InvariantViolated, UsageError) as e:
-                done.left.append((run_id, str(e)))
-        if not done.left or len(went) == before:
-            break
+    with ThreadPoolExecutor(AT_ONCE, "outlast-copy") as pool:
+        while True:
+            done = Copied()
+            before = len(went)
+            ids = sorted((run_id for run_id, _, _ in source.ends()), reverse=True)  # what a run started comes before it: PARENT:CALL
+            to_go = [run_id for run_id in ids if run_id not in went]
+            done.runs = len(ids) - len(to_go)
+            for start in range(0, len(to_go), _LOT):
+                lot = to_go[start : start + _LOT]
+                carried = [pool.submit(_carry, source, target, run_id, went, by) for run_id in lot]
+                for run_id, one in zip(lot, carried, strict=True):
+                    _note(done, went, run_id, one, each)
+            if not done.left or len(went) == before:
+                break
     if not done.left:
         done.let_go = target.let_go()
     return done
+
+
+def _note(done: Copied, went: set[str], run_id: str, one: Future[bool], each: Callable[[str], None]) -> None:
+    try:
+        if one.result():
+            went.add(run_id)
+            done.runs += 1
+            each(run_id)
+        else:
+            done.elsewhere += 1
+    except (Refused, InvariantViolated, UsageError) as e:
+        done.left.append((run_id, str(e)))
 
 
 def _carry(source: CareStore, target: CareStore, run_id: str, went: set[str], by: str | None) -> bool:

@@ -70,12 +70,7 @@ class Care(Pages):
             _, carried_so_far = tx.ask(("lock", {"run_ids": [whole.head.run_id]}), ("carried_run", key))
             if carried_so_far:
                 tx.ask(*(("remove", {"numbers": [run_no for (run_no,) in carried_so_far]}),))
-            made = tx.one("put_run", {"run": text})
-            if not made:
-                return False
-            more = {"run_no": made[0][0], "run": text}
-            tx.commit(("put_entries", more), ("put_gate", more), ("put_notice", more))
-            return True
+            return bool(tx.one("put_run", {"run": text}, commit=True))
 
         return bool(self._write(work))
 
