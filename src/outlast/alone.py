@@ -4,6 +4,9 @@ A worker does this with a run whose worker died more than once. The lease is han
 nonce (fence + 1), so that what the claim found (a lease that nobody released) is still known to whoever drives.
 
     worker -> a new Python process, one JSON line on stdin: {"target": …, "store": …, "lease": {…}} -> exit
+
+Until the child has the lease, its worker renews it; from then on the child does. A child that does not take it in time, or whose lease ran out
+(it was stopped, or hangs as a whole), is ended. What a tool or the model may take is bounded in the child like anywhere else.
 """
 
 from __future__ import annotations
@@ -22,12 +25,16 @@ from typing import TYPE_CHECKING, Any
 
 from outlast.core.run import iso
 from outlast.errors import OutlastError
+from outlast.runtime import sync
 from outlast.stores import base, owner
 
 if TYPE_CHECKING:
     from outlast.app import Outlast
 
 COMMAND = "import sys; from outlast.alone import main; sys.exit(main())"
+START_S = 60.0  # until a child has taken its lease
+END_S = 30.0  # for a child whose lease is gone, or given back, to end
+KILL_S = 10.0  # between SIGTERM and SIGKILL
 MAIN = "__outlast_child__"  # the run name of a program's main file in the child: its `if __name__ == "__main__"` stays quiet
 
 
@@ -47,7 +54,7 @@ def target_of(app: Outlast, given: str | None) -> str | None:
 
 
 async def drive(target: str, store: str | None, lease: base.Lease) -> int:
-    """Hand a lease to a child process and wait for it; its exit code. Cancelled, it passes SIGTERM on, and waits."""
+    """Hand a lease to a child process and wait for it; its exit code. Cancelled, it passes SIGTERM on, waits, and kills what does not end."""
     document = {
         "target": target,
         "store": store,
@@ -60,6 +67,12 @@ async def drive(target: str, store: str | None, lease: base.Lease) -> int:
     except asyncio.CancelledError:
         with contextlib.suppress(ProcessLookupError):
             child.send_signal(signal.SIGTERM)
+        try:
+            await asyncio.wait({asyncio.ensure_future(child.wait())}, timeout=KILL_S)
+        finally:
+            if child.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    child.kill()
         await child.wait()
         raise
     return child.returncode or 0
@@ -74,7 +87,7 @@ def main() -> int:
     raw = {**document["lease"], "until": datetime.fromisoformat(document["lease"]["until"]), "owner": owner.me()}
     try:
         lease = app._store.reclaim(base.Lease(**raw), lease_s=app._lease_s)
-        asyncio.run(_drive(app, lease))
+        sync.run(_drive(app, lease))
     except OutlastError as e:  # lost on the way, say: whoever holds the run now drives it
         sys.stderr.write(f"outlast: run {raw['run_id']}: {e}\n")
         return e.exit_code

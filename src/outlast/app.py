@@ -37,6 +37,7 @@ from outlast.core.step import Policy, may_go_on
 from outlast.documents import Checkpoint, Event, Gate, Message, Notice, Out, Run, RunHead, Status, Stuck, Tags, gate_of, head_fields
 from outlast.engines.base import Engine, Taken
 from outlast.errors import (
+    GateClosed,
     InvariantViolated,
     LeaseLost,
     NotAllowed,
@@ -53,7 +54,7 @@ from outlast.models import resolve
 from outlast.openrun import OpenRun
 from outlast.prices import checked as checked_prices
 from outlast.reader import Reader
-from outlast.runtime import crashpoints, deploy, fork, metrics, notices, outside, sweeper
+from outlast.runtime import crashpoints, deploy, fork, metrics, notices, outside, sweeper, sync
 from outlast.runtime import plan as plans
 from outlast.runtime.clock import ManualClock
 from outlast.runtime.drive import Drive, named
@@ -77,7 +78,7 @@ RECENT = 32  # runs that an engine's worker keeps in memory between two steps, s
 DRIVERS = (base.BUILT_IN, "temporal", "restate", "dbos", "inngest")
 _EXAMPLES = {
     "temporal": "temporal://HOST:7233/NAMESPACE", "restate": "restate://HOST:8080", "dbos": "dbos:", "inngest": "inngest://HOST:8288"}  # fmt: skip
-SCRIPT = "script"  # runs.driver of runs that a program drives by hand
+SCRIPT = base.SCRIPT
 MAX_TAGS, MAX_TAG_KEY, MAX_TAG_VALUE = 16, 64, 256
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 
@@ -748,7 +749,7 @@ class Outlast:
         with self._lock:
             opened, self._opened = self._opened, None
         if opened is not None and opened[0] == os.getpid():
-            opened[2].close()
+            opened[2].close()  # first: what comes late from now on opens no store anew
             opened[1].close()
             opened[3].shutdown(wait=False)
 
@@ -828,7 +829,7 @@ class Outlast:
         try:
             asyncio.get_running_loop()
         except RuntimeError:
-            return asyncio.run(make())
+            return sync.run(make())
         raise UsageError(f"{name} cannot be used inside a running event loop", hint=f"await app.{name.removesuffix('_sync')}(...)")
 
     @contextlib.asynccontextmanager
@@ -937,15 +938,16 @@ class Outlast:
             return None
 
         async def drive(lease: base.Lease) -> None:
-            def news(renewed: base.Renewed) -> None:
-                if not renewed.held:  # the child has it under its own fence
-                    self._keeper.remove(lease)
-
-            self._keeper.add(lease, news)  # until then it is kept here, or a child that starts slowly would count as a death
+            self._keeper.add(lease, lambda renewed: None)  # until the child has it, or one that starts slowly would count as a death
+            child = asyncio.ensure_future(alone.drive(target, str(self._given) if self._given is not None else None, lease))
             try:
-                code = await alone.drive(target, str(self._given) if self._given is not None else None, lease)
+                await self._watched(child, lease)
+                code = None if child.cancelled() else child.result()
             finally:
                 self._keeper.remove(lease)
+                if not child.done():
+                    child.cancel()
+                    await asyncio.wait({child})
             if code:
                 log.warning(
                     "run %s: the process that drove it alone ended with %s",
@@ -955,6 +957,26 @@ class Outlast:
                 )
 
         return drive
+
+    async def _watched(self, child: asyncio.Task[int], lease: base.Lease) -> None:
+        """A child keeps its lease itself, from when it has taken it; one that does not take it, or that loses it and does not end, is ended."""
+        fine_at = time.monotonic()
+        while not child.done():
+            await asyncio.wait({child}, timeout=min(self._lease_s / 3, 1.0))
+            try:
+                [found] = await self._blocking(self._store.peek, [lease])
+                held = (await self._blocking(self._store.head, lease.run_id)).held
+            except StoreError:
+                continue
+            taken = found.fence != lease.fence
+            if taken:  # its own process renews it now: were that to hang whole, the lease would run out
+                self._keeper.remove(lease)
+            if taken and found.held and held:
+                fine_at = time.monotonic()
+            if time.monotonic() - fine_at >= (alone.END_S if taken else alone.START_S) and not child.done():
+                log.warning("run %s: the process that drives it alone hangs; it is ended", lease.run_id, extra={"run_id": lease.run_id})
+                child.cancel()
+                await asyncio.wait({child})
 
     async def _drive_handed(self, lease: base.Lease) -> None:
         """Drive a run whose lease this process was handed."""
@@ -1121,11 +1143,24 @@ class Outlast:
                 return "this gate is decided through an application that checks who may (--app MODULE:ATTR)" if row.guarded else None
             return said.get(row.gate_id, "the gate is new: look again")
 
-        value = self._outside(run_id, outside.decide(kinds, call_id, entry, digest=digest, may=may, prepare=prepare))[1]
+        _, value, written = self._outside(run_id, outside.decide(kinds, call_id, entry, digest=digest, may=may, prepare=prepare))
         if isinstance(value, NotAllowed):
             raise value
         assert isinstance(value, Gate)
+        if not written and entry.outcome == "happened":
+            self._same_result(head, value, entry)
         return value
+
+    def _same_result(self, head: base.Head, gate: Gate, mine: r.GateDecided) -> None:
+        """ "It happened" said again, with another result, is another decision; the first one stands in the journal alone."""
+        seq = next(row.seq for row, _ in self._store.gates(head.run_id) if row.gate_id == gate.gate_id)
+        entries, _ = self._store.load(head.run_no, since_seq=seq)
+        stands = next((e for e in entries if isinstance(e, r.GateDecided) and e.gate_id == gate.gate_id), None)
+        if stands is None or (stands.has_result, codec.canonical(stands.result)) == (mine.has_result, codec.canonical(mine.result)):
+            return
+        who = f" by {gate.decided_by}" if gate.decided_by else ""
+        raise GateClosed(f"{gate.call_id or gate.gate_id} was confirmed{who}, with another result", gate=gate,
+                         hint=f"outlast show {head.run_id}", run_id=head.run_id)  # fmt: skip
 
     def _as_asked(self, head: base.Head, row: GateRow) -> list[GateRow]:
         """The gate as it is, and as it was on every earlier rung: whoever was asked may still answer."""

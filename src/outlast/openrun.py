@@ -22,6 +22,7 @@ from outlast.core import run as r
 from outlast.core import step as s
 from outlast.documents import Checkpoint, Message, RunHead, Status, Tags, head_fields
 from outlast.errors import LeaseLost, Refused, StoreError, UsageError
+from outlast.runtime import sync
 from outlast.runtime.drive import Drive
 from outlast.runtime.writer import Saved
 
@@ -38,7 +39,6 @@ class OpenRun:
         self._app, self._agent = app, agent
         self._drive: Drive = app._drive_of(lease, agent, deps=app._deps, patience_s=0)
         self._writer = self._drive.writer
-        self._lost = False
         self._saved: Saved
         try:
             self._take_up(lease)
@@ -58,12 +58,13 @@ class OpenRun:
         self._drive.tell(self._saved)
 
     def _news(self, renewed: base.Renewed) -> None:
-        self._lost = self._lost or not renewed.held
+        if not renewed.held:
+            self._drive.lose()
 
     def _close(self) -> None:
         """Give the lease back, due at once where it did not wait or end."""
         self._app._keeper.remove(self._writer.lease)
-        if not self._saved.released and not self._lost:
+        if not self._saved.released and not self._drive.lost:
             with suppress(LeaseLost):  # all that was appended stands, or its append said so
                 self._saved = self._writer.save([], draining=True)
 
@@ -188,14 +189,14 @@ class OpenRun:
         try:
             asyncio.get_running_loop()
         except RuntimeError:
-            return asyncio.run(self.call(call))
+            return sync.run(self.call(call))
         raise UsageError("call_sync cannot be used inside a running event loop", hint="await run.call(call)")
 
     def _check(self) -> None:
         if self._saved.released:  # first: the keeper finds a lease that we gave back gone as well
             raise Refused(f"run {self._writer.run.id} is {self._saved.status}: {self._saved.reason or 'nothing is to be done'}", run_id=self._writer.run.id,
                           hint=f"outlast show {self._writer.run.id}")  # fmt: skip
-        if self._lost:
+        if self._drive.lost:
             raise LeaseLost(f"run {self._writer.run.id} is held by somebody else now", run_id=self._writer.run.id)
 
     def _after(self, saved: Saved) -> None:

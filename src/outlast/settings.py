@@ -42,6 +42,7 @@ class Found:
 
     value: str
     origin: str
+    folder: Path | None = None  # of the file that says it
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +213,7 @@ def from_file(name: str, start: Path | None = None) -> Found | None:
         return None
     if not isinstance(value, str):
         raise UsageError(f"[tool.outlast] {name} in {file} must be a string, not {type(value).__name__}")
-    return Found(value, f"[tool.outlast] {name} in {file}")
+    return Found(value, f"[tool.outlast] {name} in {file}", file.parent)
 
 
 def _table(file: Path) -> dict[str, Any]:

@@ -206,13 +206,21 @@ DOUBTS = [  # ---- begun and unanswered
     ("it happened", called(P, then=[begun("p"), DOUBT, decided("verification:p", "happened")]), ONCE, 0, "settle p=verified"),
     ("do not repeat", called(P, then=[begun("p"), DOUBT, decided("verification:p", "give_up")]), ONCE, 0, "settle p=unknown"),
     ("anything else is no order to repeat", called(P, then=[begun("p"), DOUBT, decided("verification:p", "again")]), ONCE, 0, "settle p=unknown"),
-    ("run again", called(P, then=[begun("p"), DOUBT, decided("verification:p", "run_again")]), CHECKED, 0, "calls p#2!"),
+    ("run again while the attempt might act: its process is dead, and the wire is waited for", called(P, then=[
+        at(0, begun("p")), DOUBT, at(9, decided("verification:p", "run_again"))]), ONCE, 10, "waiting_for_timer 14"),
+    ("then it runs", called(P, then=[at(0, begun("p")), DOUBT, at(9, decided("verification:p", "run_again"))]), ONCE, 14, "calls p#2!"),
+    ("run again", called(P, then=[begun("p"), DOUBT, at(60, decided("verification:p", "run_again"))]), CHECKED, 0, "calls p#2!"),
     ("used up by the next intent", called(P, then=[
-        begun("p"), DOUBT, decided("verification:p", "run_again"), begun("p", attempt=2)]), ONCE, 0, "settle open verification:p.2"),
+        begun("p"), DOUBT, at(60, decided("verification:p", "run_again")), begun("p", attempt=2)]), ONCE, 0, "settle open verification:p.2"),
     ("that question is a new one", called(P, then=[
-        begun("p"), DOUBT, decided("verification:p", "run_again"), begun("p", attempt=2), gate("p", "verification", n=2)]), ONCE, 0, "waiting_for_verification"),
+        begun("p"), DOUBT, at(60, decided("verification:p", "run_again")), begun("p", attempt=2), gate("p", "verification", n=2)]), ONCE, 0, "waiting_for_verification"),
     ("a late result answers an open question", called(P, then=[begun("p"), DOUBT, r.LateResult("p", "paid")]), ONCE, 0, "settle p=result"),
-    ("it is evidence otherwise", called(P, then=[begun("p"), r.LateResult("p", "paid")]), ONCE, 0, "settle open verification:p"),
+    ("nor is it asked where one is there already", called(P, then=[begun("p"), r.LateResult("p", "paid")]), ONCE, 0, "settle p=result"),
+    ("nor looked for", called(P, then=[begun("p"), r.CallDoubted("p", "cut off"), r.LateResult("p", "paid")]), CHECKED, 0, "settle p=result"),
+    ("nor asked for anew under its key", called(K, then=[begun("k", "idempotent"), r.LateResult("k", "ok")]), FORGETS, 0, "settle k=result"),
+    ("a late failure is no answer", called(P, then=[begun("p"), r.LateResult("p", "no", is_error=True)]), ONCE, 0, "settle open verification:p"),
+    ("one with other arguments is none", called(P, then=[
+        begun("p"), r.LateResult("p", "paid"), r.CallUpgraded("p", "pay", {"n": 2})]), ONCE, 0, "settle open verification:p"),
     ("it overrules nobody", called(P, then=[begun("p"), DOUBT, decided("verification:p", "give_up"), r.LateResult("p", "paid")]), ONCE, 0, "settle p=unknown"),
     ("spent retries go to a person", called(K, then=[r.CallFailed("k", "503", t(0)), r.CallDoubted("k", "503")]), KEYED, 0, "settle open verification:k"),
     ("the receiver still knows the key", called(K, then=[at(0, begun("k", "idempotent"))]), FORGETS, 49, "calls k#2!"),
@@ -226,7 +234,7 @@ DOUBTS = [  # ---- begun and unanswered
     ("a person's answer counts, whatever the time", called(K, then=[
         at(0, begun("k", "idempotent")), gate("k", "verification"), decided("verification:k", "happened")]), KEYED, 50, "settle k=verified"),
     ("run again starts its memory anew", called(K, then=[
-        at(0, begun("k", "idempotent")), gate("k", "verification"), decided("verification:k", "run_again")]), FORGETS, 99, "calls k#2!"),
+        at(0, begun("k", "idempotent")), gate("k", "verification"), at(60, decided("verification:k", "run_again"))]), FORGETS, 99, "calls k#2!"),
     ("begun, and its schema changed", called(K, then=[
         at(0, begun("k", "idempotent"))]), replace(FORGETS, problem=lambda a: "bad", schema_digest="d"), 0, "waiting_for_code 50 [schema:post:d]"),
     ("begun, and its tool is gone", called(K, then=[begun("k", "idempotent")]), READ, 0, "waiting_for_code [tool:post]"),

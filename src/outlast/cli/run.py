@@ -125,11 +125,11 @@ def started(head: RunHead, options: Options) -> int:
 
 
 def drive(app: Outlast, printer: Printer, options: Options, begin: Callable[[], Awaitable[Run[Any]]], *, follow: bool) -> int:
-    import asyncio
+    from outlast.runtime import sync
 
     app.listen(printer.heard)
     try:
-        run = asyncio.run(driven(app, printer, begin, follow=follow))
+        run = sync.run(driven(app, printer, begin, follow=follow))
     except KeyboardInterrupt:
         return interrupted(printer.run_id, options)
     printer.end(run)

@@ -72,6 +72,8 @@ def imported(found: settings.Found, options: Options) -> Outlast:
     if module_name.endswith(".py") or "/" in module_name:
         name = ".".join(Path(module_name).with_suffix("").parts)
         raise UsageError(f"{found.origin} is {found.value}: name the module, not the file", hint=f"{name}:{attr}")
+    if found.folder is not None and str(found.folder) not in sys.path:  # the file's own folder, wherever the command is given
+        sys.path.insert(0, str(found.folder))
     if (here := str(Path.cwd())) not in sys.path and "" not in sys.path:
         sys.path.insert(0, here)
     module = _module(module_name, found)

@@ -46,7 +46,7 @@ def worker(
     until_idle: Annotated[bool, typer.Option("--until-idle", help="end when every unfinished run waits")] = False,
 ) -> int:
     """Drive runs. The first SIGTERM or Ctrl-C lets running steps end (exit code 0), the second stops at once."""
-    import asyncio
+    from outlast.runtime import sync
 
     if app_name is not None:
         if options.app is not None:
@@ -59,7 +59,7 @@ def worker(
         if engine is not None:
             app.use_engine(engine)
         warn_where_volatile(settings.store(app._given).path)
-        asyncio.run(works(app, concurrency=at_once, agents=agent or [], grace=patience, until_idle=until_idle, port=port))
+        sync.run(works(app, concurrency=at_once, agents=agent or [], grace=patience, until_idle=until_idle, port=port))
     return 0
 
 

@@ -34,6 +34,7 @@ EndStatus = Literal["done", "failed", "cancelled"]
 FORMAT = 1  # of the journal: grows with every change of an entry's fields; older ones are read for ever
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MS = timedelta(milliseconds=1)
+LATE_WIRE = timedelta(seconds=5)  # what a dead process put on the wire may still land
 
 
 class NewerFormat(codec.Unstorable):
@@ -229,7 +230,7 @@ class ModelFailed(Entry):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class ModelCallLost(Entry):
-    """A model call that may have been paid for: a worker died when the next step was one. Counted by every limit."""
+    """A model call that may have been paid for: a worker died when the next step was one, or stopped it. Counted by every limit."""
 
     input_tokens: int = 0
     output_tokens: int = 0
@@ -767,7 +768,8 @@ def _called(
 ) -> Run:
     match entry:
         case CallUpgraded():
-            return run.with_call(call.id, upgraded=entry, past_gates=len(call.gates), gates=_closed(call.gates, "approval"), waived=False)
+            return run.with_call(
+                call.id, upgraded=entry, past_gates=len(call.gates), gates=_closed(call.gates, "approval"), waived=False, late=None)  # fmt: skip
         case CallStarted():
             return run.with_call(
                 call.id, started=entry, attempts=entry.attempt, may_act_until=entry.may_act_until, doubt=None, checked=False, retry_at=None,
@@ -907,7 +909,12 @@ def _decided(run: Run, entry: GateDecided) -> Run:
         asked = {**(gate.opened.args or {}), **(entry.args or {})}
         return _with(run, granted={**run.granted, str(asked.get("limit")): asked.get("raise_to")})
     if gate.opened.kind == "verification" and entry.outcome == "run_again":  # used up by the next CallStarted
-        return run.with_call(gate.opened.call_id, started=None, doubt=None, checked=False, failures=0, retry_at=None, first_started_at=None)
+        call = run.call(gate.opened.call_id)
+        # Said before the earlier attempt's time is over: its process was seen dead then, and what it put on the wire may still land.
+        early = call is not None and call.may_act_until is not None and entry.at < call.may_act_until
+        return run.with_call(
+            gate.opened.call_id, started=None, doubt=None, checked=False, failures=0, retry_at=entry.at + LATE_WIRE if early else None,
+            first_started_at=None)  # fmt: skip
     return run
 
 

@@ -32,7 +32,7 @@ MAX_CUTS = 3  # answers that were cut inside a call, in a row; the next fails th
 MAX_PAUSES = 10  # pause_turn answers in a row
 MAX_CORRECTIONS = 2  # answers that were not of the output's type
 SETTLE_LIMIT = 1000  # entries that one append may fold in; more is a bug
-LATE_WIRE = timedelta(seconds=5)  # what a dead process put on the wire may still land
+LATE_WIRE = r.LATE_WIRE
 STATUS_ORDER = ("waiting_for_approval", "waiting_for_verification", "waiting_for_budget", "waiting_for_event", "waiting_for_run",
                 "waiting_for_timer", "waiting_for_code")  # fmt: skip
 
@@ -620,6 +620,8 @@ def _in_doubt(run: Run, call: Call, tool: ToolPolicy | None, policy: Policy, now
     """Begun, and no result. What the receiver dedupes is made again; a check looks first; then only a person can say."""
     forgets_at = _forgets_at(call, tool)
     asked = _asked_what_happened(call)  # once a person was asked, it is the person who says
+    if call.late is not None and not call.late.is_error and not asked:  # it happened, and this is what came of it: nobody need be asked
+        return Settle((r.CallFinished(call.id, call.late.content),))
     forgotten = forgets_at is not None and now >= forgets_at
     if call.effect == "idempotent" and call.doubt is None and not forgotten and not asked:
         if tool is None:

@@ -111,9 +111,11 @@ def _decided_before(tail: base.Tail, row: GateRow, mine: r.GateDecided) -> base.
 
 
 def may_run_again(tail: base.Tail, row: GateRow, entry: r.GateDecided) -> r.GateDecided:
-    """ "Run again" is refused while an earlier attempt may still act: with who and until when."""
+    """ "Run again" is refused while an earlier attempt may still act: with who and until when. Where its process is provably dead, it is not:
+    the call then waits for what is still on the wire."""
     call = tail.run.call(row.call_id)
-    if entry.outcome == "run_again" and call is not None and call.may_act_until is not None and tail.now < call.may_act_until:
+    dead = call is not None and call.started is not None and owner.provably_dead(call.started.owner)
+    if entry.outcome == "run_again" and call is not None and call.may_act_until is not None and tail.now < call.may_act_until and not dead:
         who = owner.short(call.started.owner) if call.started else "an earlier attempt"
         raise RunBusy(
             f"{call.name} may still act until {r.iso(call.may_act_until)} ({who})", owner=who, until=call.may_act_until, run_id=tail.head.run_id,

@@ -1,0 +1,301 @@
+"""What a stop finds under way, at every moment of a step: one save at a time, and nothing is said to be in doubt, or unpaid, that is not."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.waiting import LIMIT_S, happens
+from tests.support.world import assert_whole, use
+
+from outlast import Agent, Outlast, Retry, tool
+from outlast.core import run as r
+from outlast.errors import LeaseLost, StoreError
+from outlast.models import ModelRequest, ScriptedModel
+from outlast.runtime import perform
+
+
+def kinds(app: Outlast) -> list[str]:
+    return [row.kind for row in app.journal("r")]
+
+
+class Held:
+    """A store's `append` that waits where `which` says so; how many are under way at once."""
+
+    def __init__(self, app: Outlast, which: Callable[[Any], bool]) -> None:
+        self.append, self.which = app._store.append, which
+        self.begun, self.go_on = threading.Event(), threading.Event()
+        self.now = self.most = 0
+        self.lock = threading.Lock()
+
+    def __call__(self, lease: Any, place: Any, batch: Any, **more: Any) -> Any:
+        with self.lock:
+            self.now += 1
+            self.most = max(self.most, self.now)
+        try:
+            if self.which(batch) and not self.go_on.is_set():
+                self.begun.set()
+                happens(self.go_on)
+            return self.append(lease, place, batch, **more)
+        finally:
+            with self.lock:
+                self.now -= 1
+
+
+def holds(kind: type[r.Entry]) -> Callable[[Any], bool]:
+    return lambda batch: any(isinstance(e, kind) for e in batch.entries)
+
+
+async def stopped(task: asyncio.Task[Any]) -> None:
+    await asyncio.wait({task}, timeout=LIMIT_S)
+    assert task.cancelled()
+
+
+def test_however_often_it_is_stopped_one_save_is_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    agent = Agent("a", model=ScriptedModel(["Done."]))
+    with Outlast(tmp_path / "o.db", agents=[agent]) as app:
+        held = Held(app, holds(r.MessageAdded))
+        monkeypatch.setattr(app._store, "append", held)
+
+        async def play() -> None:
+            driving = asyncio.ensure_future(app.run(agent, "go", run_id="r"))
+            await asyncio.to_thread(happens, held.begun)
+            for _ in range(3):
+                driving.cancel()
+                for _ in range(5):
+                    await asyncio.sleep(0)
+            await asyncio.to_thread(held.begun.wait, 0.2)  # what a second save would need to begin
+            held.go_on.set()
+            await stopped(driving)
+
+        asyncio.run(play())
+        assert held.most == 1
+        assert kinds(app).count("MessageAdded") == 2
+        assert app.resume_sync("r").status == "done"
+        assert_whole(app, "r")
+
+
+def test_a_stop_that_is_meant_ends_also_where_nothing_can_be_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    agent = Agent("a", model=ScriptedModel(["Done."]))
+    failed = threading.Event()
+
+    def fails(*args: Any, **more: Any) -> Any:
+        failed.set()
+        raise StoreError("the disk is full")
+
+    with Outlast(tmp_path / "o.db", agents=[agent]) as app:
+        app.start(agent, "go", run_id="r")
+        monkeypatch.setattr(app._store, "append", fails)
+
+        async def play() -> None:
+            driving = asyncio.ensure_future(app.resume("r"))
+            await asyncio.to_thread(happens, failed)
+            for _ in range(2):
+                driving.cancel()
+                await asyncio.sleep(0)
+            await stopped(driving)
+
+        asyncio.run(play())
+
+
+def test_a_call_that_was_stopped_before_its_act_is_not_in_doubt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    acts: list[str] = []
+
+    @tool
+    async def pay() -> str:
+        """Pay."""
+        acts.append("paid")
+        return "paid"
+
+    agent = Agent("a", model=ScriptedModel([[use("pay", "c")], "Done."]), tools=[pay])
+    with Outlast(tmp_path / "o.db", agents=[agent]) as app:
+        held = Held(app, holds(r.CallStarted))
+        monkeypatch.setattr(app._store, "append", held)
+
+        async def play() -> None:
+            driving = asyncio.ensure_future(app.run(agent, "go", run_id="r"))
+            await asyncio.to_thread(happens, held.begun)
+            driving.cancel()
+            await asyncio.sleep(0)
+            held.go_on.set()
+            await stopped(driving)
+
+        asyncio.run(play())
+        assert (kinds(app)[-1], acts) == ("CallSkipped", [])
+        assert app.head("r").status == "running"
+        assert app.resume_sync("r").status == "done"
+        assert acts == ["paid"]
+        assert_whole(app, "r")
+
+
+@pytest.mark.parametrize("by", ["run", "work"])
+def test_a_model_call_that_is_cut_is_counted(tmp_path: Path, by: str) -> None:
+    asked, times = threading.Event(), []
+
+    async def model(request: ModelRequest) -> Any:
+        times.append(1)
+        if len(times) == 1:
+            asked.set()
+            await asyncio.Event().wait()
+        return "Done."
+
+    agent = Agent("a", model=model)
+    with Outlast(tmp_path / "o.db", agents=[agent]) as app:
+        app.start(agent, "go", run_id="r")
+
+        async def play() -> None:
+            driving: Any = asyncio.ensure_future(app.resume("r") if by == "run" else app.work(grace=timedelta(0)))
+            await asyncio.to_thread(happens, asked)
+            driving.cancel()
+            await stopped(driving)
+
+        asyncio.run(play())
+        assert kinds(app)[-1] == "ModelCallLost"
+        assert app._store.head("r").lease_owner is None
+        assert app.resume_sync("r").status == "done"
+        assert kinds(app).count("ModelCallLost") == 1
+
+
+def test_a_model_that_ends_its_own_task_is_no_stop(tmp_path: Path) -> None:
+    times: list[int] = []
+
+    async def model(request: ModelRequest) -> Any:
+        times.append(1)
+        if len(times) < 3:
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+            if len(times) == 2:
+                await asyncio.sleep(0)
+        return "Done."
+
+    agent = Agent("a", model=model, retry=Retry(attempts=3, backoff=timedelta(0)))
+    with Outlast(tmp_path / "o.db", agents=[agent]) as app:
+        app.start(agent, "go", run_id="r")
+        app.work_sync(until_idle=True)
+        assert app.head("r").status == "done"
+        assert kinds(app) == ["RunStarted", "MessageAdded", "ModelFailed", "ModelFailed", "MessageAdded", "RunEnded"]
+
+
+def test_a_loop_of_ones_own_hears_at_once_that_its_run_is_gone(tmp_path: Path) -> None:
+    begun, stopped_by = threading.Event(), []
+
+    @tool(effect="idempotent")
+    async def slow() -> str:
+        """Take long."""
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError as e:
+            stopped_by.append(e)
+            raise
+        return "never"
+
+    with Outlast(tmp_path / "o.db") as app, Outlast(tmp_path / "o.db") as other, app.open("r", "go", tools=[slow]) as run:
+        run.append([use("slow", "c")])
+        canceller = threading.Thread(target=lambda: (happens(begun), other.cancel("r")))
+        canceller.start()
+        with pytest.raises(LeaseLost):
+            run.call_sync(run.pending[0])
+        canceller.join()
+        assert len(stopped_by) == 1
+        with pytest.raises(LeaseLost):
+            run.append("Done.")
+
+
+def test_calls_of_a_loop_of_ones_own_run_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    @tool(effect="read")
+    async def look(n: int) -> int:
+        """Look."""
+        return n
+
+    with Outlast(tmp_path / "o.db") as app, app.open("r", "go", tools=[look]) as run:
+        run.append([use("look", f"c{n}", n=n) for n in range(6)])
+        held = Held(app, lambda batch: False)
+        monkeypatch.setattr(app._store, "append", held)
+
+        async def play() -> None:
+            await asyncio.gather(*(run.call(call) for call in run.pending))
+
+        asyncio.run(play())
+        assert held.most == 1
+        assert [b["content"] for b in run.messages[-1]["content"]] == ["0", "1", "2", "3", "4", "5"]
+
+
+STUBBORN = '''
+import asyncio, logging, sys
+from datetime import timedelta
+from pathlib import Path
+from outlast import Agent, Outlast, tool
+from outlast.models import ScriptedModel
+
+logging.basicConfig()
+
+@tool(timeout=timedelta(milliseconds=100))
+async def stay() -> str:
+    """Swallow every stop."""
+    while True:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            pass
+
+agent = Agent("a", model=ScriptedModel([[{"type": "tool_use", "id": "c", "name": "stay", "input": {}}], "Done."]), tools=[stay])
+with Outlast(Path(__file__).parent / "o.db", agents=[agent]) as app:
+    if sys.argv[1] == "run":
+        print(app.run_sync(agent, "go", run_id="r").status, flush=True)
+    else:
+        app.start(agent, "go", run_id="r")
+        app.work_sync(until_idle=True)
+        print(app.head("r").status, flush=True)
+    assert app._store.head("r").lease_owner is None
+'''
+
+
+@pytest.mark.parametrize("verb", ["run", "work"])
+def test_a_tool_that_swallows_every_stop_keeps_nobody(tmp_path: Path, verb: str) -> None:
+    (tmp_path / "program.py").write_text(STUBBORN)
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "program.py"), verb], cwd=tmp_path, env=os.environ, capture_output=True, text=True, timeout=60, check=False
+    )  # fmt: skip
+    assert (done.returncode, done.stdout.strip()) == (0, "waiting_for_verification"), done.stderr
+    assert "left behind" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_what_comes_after_the_application_is_closed_opens_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, closed: bool) -> None:
+    go_on, filed = threading.Event(), threading.Event()
+
+    @tool(timeout=timedelta(milliseconds=50))
+    def slow() -> str:
+        """Outlive its time."""
+        happens(go_on)
+        return "at last"
+
+    agent = Agent("a", model=ScriptedModel([[use("slow", "c")], "Done."]), tools=[slow])
+    app = Outlast(tmp_path / "o.db", agents=[agent])
+    in_thread = perform._in_thread
+
+    def told(function: Any, kwargs: Any, future: Any, late: Any) -> None:
+        in_thread(function, kwargs, future, lambda ended: (late(ended), filed.set()))
+
+    monkeypatch.setattr(perform, "_in_thread", told)
+    assert app.run_sync(agent, "go", run_id="r").status == "waiting_for_verification"
+    store, threads = app._store, app._open()[3]
+    if closed:
+        app.close()
+    go_on.set()
+    happens(filed)
+    threads.shutdown(wait=True)
+    assert (store._files._writer is None) is closed  # type: ignore[attr-defined]  # SQLite's
+    assert ("LateResult" in kinds(app)) is not closed
+    app.close()
