@@ -225,6 +225,10 @@ class Agent(Generic[Out]):
     def _by_name(self) -> dict[str, Tool[..., Any]]:
         return {n: t for t in self.tools for n in (t.name, *t.aliases)}
 
+    @cached_property
+    def _limit_policy(self) -> LimitPolicy:
+        return self.limits.policy()
+
     def policy(self, head: Callable[[], RunHead], *, guarded: bool = False, prices: Prices = {}) -> Policy:
         """The agent as plain data and pure functions, for the core. `prices`: what `Outlast(prices=)` says."""
         model, settings = name_of(self.model), self.model_settings
@@ -241,7 +245,7 @@ class Agent(Generic[Out]):
                 upgrade = functools.partial(tool.upgraded, alias) if tool.upgrade is not None else None
                 tools[alias] = dataclasses.replace(tools[tool.name], name=alias, tool=tool.name, upgrade=upgrade)
         return Policy(
-            tools, self.limits.policy(), self.parallel_calls, self.output_problem, guarded, version=self.version, code=self.code, library=library(),
+            tools, self._limit_policy, self.parallel_calls, self.output_problem, guarded, version=self.version, code=self.code, library=library(),
             on_change=self.on_change, next_cost=next_cost)  # fmt: skip
 
     def output_problem(self, message: m.Message) -> str | None:

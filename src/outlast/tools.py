@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import cached_property
 from types import UnionType
 from typing import Annotated, Any, Generic, Literal, ParamSpec, Protocol, Union, overload
 
@@ -24,6 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from typing_extensions import TypeVar
 
 from outlast.core import codec
+from outlast.core.gate import GatePolicy
 from outlast.core.step import ToolPolicy
 from outlast.documents import Gate, RunHead, Tags
 from outlast.errors import UsageError
@@ -262,8 +264,10 @@ class Tool(Generic[P, R]):
         return value
 
     def policy(self, head: Callable[[], RunHead]) -> ToolPolicy:
-        """The tool as plain data and pure functions, for the core."""
+        """The tool as plain data and pure functions, for the core. One that asks nothing of the run is the same for all runs."""
         gate, key = self.gate, self.key
+        if key is None and (gate is None or gate.when is None):
+            return self._fixed_policy
 
         def when(args: Mapping[str, Any]) -> bool:
             return gate is None or gate.when is None or gate.when(head(), **self.validated(args))
@@ -275,10 +279,20 @@ class Tool(Generic[P, R]):
                 raise UsageError(f"key of the tool {self.name} must give a text of 1 to 512 characters, not {value!r}")
             return value
 
+        return self._policy(when if gate and gate.when else None, business_key if key else None)
+
+    @cached_property
+    def _fixed_policy(self) -> ToolPolicy:
+        return self._policy(None, None)
+
+    @cached_property
+    def _gate_policy(self) -> GatePolicy | None:
+        return self.gate.policy() if self.gate else None
+
+    def _policy(self, when: Callable[[Mapping[str, Any]], bool] | None, key: Callable[[Mapping[str, Any]], str] | None) -> ToolPolicy:
         return ToolPolicy(
-            name=self.name, effect=self.effect, problem=self.problem, gate=gate.policy() if gate else None, when=when if gate and gate.when else None,  # type: ignore[arg-type]  # checked in the constructor
-            key=business_key if key else None, key_ttl=self.key_ttl, has_check=self.check is not None, schema_digest=self.schema_digest,
-            repeatable=self.repeatable,
+            name=self.name, effect=self.effect, problem=self.problem, gate=self._gate_policy, when=when,  # type: ignore[arg-type]  # checked in the constructor
+            key=key, key_ttl=self.key_ttl, has_check=self.check is not None, schema_digest=self.schema_digest, repeatable=self.repeatable,
             child=self.agent.name if self.agent is not None else None)  # fmt: skip
 
     agent: Any = None  # of a sub-agent's tool: the agent whose run answers it

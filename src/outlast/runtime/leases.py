@@ -22,7 +22,7 @@ log = logging.getLogger("outlast.worker")
 LOOK_S = 0.2  # at most so often is the store asked what is new for the runs held here
 
 
-@dataclass
+@dataclass(slots=True)
 class _Held:
     lease: base.Lease
     news: Callable[[base.Renewed], None]

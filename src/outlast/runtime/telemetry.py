@@ -60,6 +60,8 @@ _COST: metrics.Key = ("outlast_cost_usd_total", ())
 class Segment:
     """One time that a run is driven. `span` is None where nothing is recorded; then every method does nothing but count."""
 
+    __slots__ = ("_unpriced", "cost", "span", "tokens")
+
     def __init__(self, span: Any) -> None:
         self.span = span
         self.cost: Decimal | None = None  # of its answers; None: none yet, or a price is unknown
@@ -168,13 +170,17 @@ class segment:  # noqa: N801 - used like a function, in a `with`; a generator wo
     A lease that is lost is an event and not an error; anything else that ends a segment early is one.
     """
 
-    __slots__ = ("_attributes", "_found", "_lease", "_token")
+    __slots__ = ("_found", "_lease", "_model", "_token", "_worker")
 
     def __init__(self, lease: Lease, worker: str, model: str | None = None) -> None:
-        self._lease, self._found, self._token = lease, Segment(None), None
-        self._attributes = {
+        self._lease, self._worker, self._model = lease, worker, model
+        self._found, self._token = Segment(None), None
+
+    def _attributes(self) -> dict[str, Any]:
+        lease = self._lease
+        return {
             genai.OPERATION: genai.INVOKE_AGENT, genai.AGENT: lease.agent, genai.CONVERSATION: lease.run_id, genai.FENCE: lease.fence,
-            genai.WORKER: worker, genai.RECOVERED: lease.taken_over, **({genai.REQUEST_MODEL: model} if model else {}),
+            genai.WORKER: self._worker, genai.RECOVERED: lease.taken_over, **({genai.REQUEST_MODEL: self._model} if self._model else {}),
         }  # fmt: skip
 
     def __enter__(self) -> Segment:
@@ -187,7 +193,11 @@ class segment:  # noqa: N801 - used like a function, in a `with`; a generator wo
             return self._found
         root = _api().context.Context()  # whoever happens to call us is not this run's parent
         span = tracer.start_span(
-            f"{genai.INVOKE_AGENT} {lease.agent}", root, attributes=self._attributes, record_exception=False, set_status_on_exception=False
+            f"{genai.INVOKE_AGENT} {lease.agent}",
+            root,
+            attributes=self._attributes(),
+            record_exception=False,
+            set_status_on_exception=False,
         )
         self._token = _made_current(span, root)
         if span.is_recording():

@@ -12,7 +12,6 @@ Blocking, one thread at a time (the others wait): one append per run is in fligh
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -26,6 +25,7 @@ from outlast.core import step as s
 from outlast.errors import CommitUnknown, InvariantViolated, LeaseLost, StoreError
 from outlast.runtime import metrics
 from outlast.runtime.clock import monotonic
+from outlast.runtime.news import Stop
 from outlast.stores import base, owner
 
 log = logging.getLogger("outlast.worker")
@@ -82,7 +82,7 @@ class Writer:
         self.needed: str | None = None  # what the run was parked for when it was taken
         self.fresh = True  # nothing was appended under this lease yet
         self.released = False
-        self.stopped = threading.Event()  # stop trying to save: the process is going down
+        self.stopped = Stop()  # stop trying to save: the process is going down
         self.traceparent: str | None = None  # of this segment, until its first append has saved it
         self.traced_before: Sequence[str] = ()  # of the segments before, newest first
         self.heard: list[r.Entry] = []  # what others wrote, and this segment has not told yet

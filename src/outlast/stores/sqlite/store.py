@@ -97,6 +97,7 @@ class SQLiteStore(Care):
         self._dead = dead
         self._changed = threading.Condition()
         self._own_commits = 0
+        self._more = False  # did the last claim get all that it asked for? Then the next one does not look before it locks
         self._unsettled: dict[str, tuple[bool, Lease]] = {}  # by nonce: leases whose commit's answer was lost; were they asked for by name?
         self._files = Connections(self.path, read_only=read_only, busy_s=busy_s, point=point, committed=self._committed)
 
@@ -202,9 +203,12 @@ class SQLiteStore(Care):
         def find(db: apsw.Connection, limit: int) -> list[int]:
             return self._claimable(db, driver, agents, needs, limit, with_over=over)
 
-        if all(named for named, _ in list(self._unsettled.values())) and not self._files.read(lambda db: find(db, 1)):
+        settled = all(named for named, _ in list(self._unsettled.values()))
+        if settled and not self._more and not self._files.read(lambda db: find(db, 1)):
             return []
-        return self._taking(lambda db: find(db, limit), owner, lease_s, by_name=False, which=lambda lease: lease.agent in agents)
+        found = self._taking(lambda db: find(db, limit), owner, lease_s, by_name=False, which=lambda lease: lease.agent in agents)
+        self._more = len(found) == limit
+        return found
 
     def _claimable(self, db: apsw.Connection, driver: str, agents: Sequence[str], needs: Sequence[tuple[str, str]],
                    limit: int, *, with_over: bool) -> list[int]:  # fmt: skip
