@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
@@ -284,7 +285,11 @@ def test_there_and_back_again(make: Make) -> None:
     was = journals(source)
     heads = {run_id: seen(source.head(run_id)) for run_id in was}
     assert len(was) == count
-    assert moving.copy(source, middle).left == [] and moving.copy(middle, last).left == []
+    begun = time.perf_counter()
+    assert moving.copy(source, middle).left == []
+    there = time.perf_counter()
+    assert moving.copy(middle, last).left == []
+    print(f"{count:,} runs: {there - begun:.0f} s from SQLite to Postgres, {time.perf_counter() - there:.0f} s back")
     assert journals(last) == was
     assert {run_id: seen(last.head(run_id)) for run_id in was} == heads
     assert last.check() == []
