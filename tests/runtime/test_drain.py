@@ -207,3 +207,25 @@ def test_runs_whose_agent_cannot_be_driven_here_are_given_back(tmp_path: Path, m
         assert [(head.lease_owner, head.attempts) for head in heads] == [(None, 0), (None, 0)]
         app.work_sync(until_idle=True)
         assert {app.head(run_id).status for run_id in ("r", "s")} == {"done"}
+
+
+def test_an_agent_whose_model_cannot_be_made_takes_no_other_along(tmp_path: Path) -> None:
+    """Its runs are held with the reason, for a worker that can; the others go on."""
+    good, bad = Agent("good", model=ScriptedModel(["Done."])), Agent("bad", model="nobody:model")
+    with Outlast(tmp_path / "o.db", agents=[good, bad]) as app:
+        for n in range(3):
+            app.start(bad, "go", run_id=f"bad-{n}")
+            app.start(good, "go", run_id=f"good-{n}")
+        app.work_sync(until_idle=True, concurrency=2)
+        assert {app.head(f"good-{n}").status for n in range(3)} == {"done"}
+        for n in range(3):
+            head = app._store.head(f"bad-{n}")
+            assert (head.status, head.needs, head.lease_owner, head.attempts) == ("waiting_for_code", "model:bad", None, 0)
+            assert head.reason is not None and "unknown model provider 'nobody'" in head.reason
+        assert {x.run_id for x in app.stuck()} == {"bad-0", "bad-1", "bad-2"}
+        with pytest.raises(UsageError, match="unknown model provider"):
+            app.resume_sync("bad-0")
+    with Outlast(tmp_path / "o.db", agents=[good, Agent("bad", model=ScriptedModel(["Done."]))]) as app:
+        app.work_sync(until_idle=True)
+        assert {app.head(f"bad-{n}").status for n in range(3)} == {"done"}
+        assert app.store_check() == []

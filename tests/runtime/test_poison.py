@@ -1,13 +1,16 @@
 """A run that kills its workers is driven alone, is given up after five deaths, and takes nobody along."""
 
+import asyncio
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from outlast import Outlast
+from outlast import Outlast, alone
+from outlast.stores import owner
 
 PROGRAM = '''
 import os, sys
@@ -128,3 +131,60 @@ def test_a_child_that_starts_slowly_is_no_death(tmp_path: Path) -> None:
         assert (run.status, run.output) == ("done", "done")
         journal = list(app.journal("slow"))
     assert max(row.fence for row in journal) == 4  # three claims, and one child that took the third over
+
+
+HANGS = '''
+import os, signal, sys, threading
+from datetime import timedelta
+from pathlib import Path
+from outlast import Agent, Outlast, tool
+from outlast.models import ScriptedModel
+
+here, how = Path(__file__).parent, (Path(__file__).parent / "how").read_text()
+if sys.argv[0] == "-c":
+    (here / "child").write_text(str(os.getpid()))
+    if how == "import":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        threading.Event().wait()
+
+@tool(effect="read")
+def stop() -> str:
+    """Stop the whole process."""
+    os.kill(os.getpid(), signal.SIGSTOP)
+    return "at last"
+
+agent = Agent("hangs", model=ScriptedModel([[{"type": "tool_use", "id": "toolu_01", "name": "stop", "input": {}}], "done"]), tools=[stop])
+app = Outlast(here / "poison.db", agents=[agent], lease=timedelta(seconds=1))
+'''
+
+
+@pytest.mark.parametrize("how", ["import", "stop"])
+def test_a_child_that_hangs_is_ended_and_its_lease_kept_by_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """Before it has its lease, and with it."""
+    (tmp_path / "hangs_program.py").write_text(HANGS)
+    (tmp_path / "how").write_text(how)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(alone, "START_S", 600.0)
+    monkeypatch.setattr(alone, "END_S", 1.0)
+    monkeypatch.setattr(alone, "KILL_S", 0.5)
+    app = runpy.run_path(str(tmp_path / "hangs_program.py"))["app"]
+    app._target = "hangs_program:app"
+    with app:
+        app.start("hangs", "go", run_id="r")
+        [lease] = app._store.claim(owner.me(), agents=["hangs"], lease_s=1)
+        drive = app._alone()
+        assert drive is not None
+
+        async def play() -> None:
+            driving = asyncio.ensure_future(drive(lease))
+            while not (tmp_path / "child").exists() or not (tmp_path / "child").read_text():  # noqa: ASYNC110 - a file of another process
+                await asyncio.sleep(0.05)
+            if how == "import":
+                monkeypatch.setattr(alone, "START_S", 0)
+            await asyncio.wait_for(driving, 90)
+
+        asyncio.run(play())
+        child = int((tmp_path / "child").read_text())
+        assert not Path(f"/proc/{child}").exists() or "State:\tZ" in Path(f"/proc/{child}/status").read_text()
+        assert app._keeper.held() == 0
+        assert app._store.head("r").fence == (1 if how == "import" else 2)

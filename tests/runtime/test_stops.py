@@ -200,13 +200,16 @@ def test_a_loop_of_ones_own_hears_at_once_that_its_run_is_gone(tmp_path: Path) -
         return "never"
 
     with Outlast(tmp_path / "o.db") as app, Outlast(tmp_path / "o.db") as other, app.open("r", "go", tools=[slow]) as run:
-        run.append([use("slow", "c")])
+        run.append([use("slow", "c"), use("slow", "d")])
         canceller = threading.Thread(target=lambda: (happens(begun), other.cancel("r")))
         canceller.start()
-        with pytest.raises(LeaseLost):
-            run.call_sync(run.pending[0])
+
+        async def both() -> list[Any]:
+            return await asyncio.gather(*(run.call(call) for call in run.pending), return_exceptions=True)
+
+        assert [type(x) for x in asyncio.run(both())] == [LeaseLost, LeaseLost]
         canceller.join()
-        assert len(stopped_by) == 1
+        assert len(stopped_by) == 2
         with pytest.raises(LeaseLost):
             run.append("Done.")
 

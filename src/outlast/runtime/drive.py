@@ -87,6 +87,7 @@ class Drive:
         self.saving = asyncio.Lock()
         self.tasks: dict[str, asyncio.Task[r.Entry | None]] = {}
         self.news = News()
+        self.gone: asyncio.Event | None = None  # the lease, for the calls of a program that drives by hand: there may be many side by side
         self.unsaved: Sequence[r.Entry] = ()  # what has come and is on its way into the store
         self.asked: asyncio.Task[Sequence[r.Entry]] | None = None  # the model call that is under way
         self.reached = False  # it has reached the model: it may be paid for
@@ -127,9 +128,9 @@ class Drive:
     def lose(self) -> None:
         """The lease is gone: from the keeper's thread, also between two calls of a program that drives by hand."""
         self.lost = True
-        if self._loop is not None:
+        if self._loop is not None and self.gone is not None:
             with contextlib.suppress(RuntimeError):  # nobody waits in a loop that is closed
-                self._loop.call_soon_threadsafe(self.news.set)
+                self._loop.call_soon_threadsafe(self.gone.set)
 
     # ---- the loop -----------------------------------------------------------------------------------------------------------
 
@@ -263,14 +264,14 @@ class Drive:
 
     async def one(self, call: s.RunCall) -> Saved:
         """Run one call and save what came of it: for a program that drives by hand. One whose lease is lost is stopped at once."""
-        if self._loop is not (loop := asyncio.get_running_loop()):
-            self._loop, self.saving, self.news = loop, asyncio.Lock(), News()
+        if self._loop is not (loop := asyncio.get_running_loop()) or self.gone is None:
+            self._loop, self.saving, self.news, self.gone = loop, asyncio.Lock(), News(), asyncio.Event()
         self._raise_if_lost()
-        calling, news = asyncio.ensure_future(self._call(call)), asyncio.ensure_future(self.news.wait())
+        calling, gone = asyncio.ensure_future(self._call(call)), asyncio.ensure_future(self.gone.wait())
         try:
-            await asyncio.wait({calling, news}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({calling, gone}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            news.cancel()
+            gone.cancel()
             if not calling.done():
                 calling.cancel()
                 await asyncio.wait({calling}, timeout=2 * perform.GRACE_S)
