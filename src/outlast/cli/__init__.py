@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from typer.exceptions import TyperException
 
-from outlast.cli import costs, crashtest, decide, deploy, init, look, options, render, run, steer, store, sweep, watch, web, worker
+from outlast.cli import costs, crashtest, decide, deploy, init, look, options, pages, render, run, steer, store, sweep, watch, web, worker
 from outlast.errors import GateClosed, OutlastError
 
 GROUPS = (run, look, costs, watch, decide, steer, sweep, worker, web, store, crashtest, deploy, init)
@@ -37,7 +37,9 @@ def everything(
 
 
 def build() -> typer.Typer:
-    cli = typer.Typer(add_completion=False, pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]})
+    cli = typer.Typer(
+        cls=pages.Group, rich_markup_mode=None, add_completion=False, pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]})  # fmt: skip
     options.group(cli, everything)
     for group in GROUPS:
         group.register(cli)

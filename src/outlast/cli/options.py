@@ -15,6 +15,8 @@ from typing import Annotated, Any, Concatenate, ParamSpec, get_type_hints
 
 import typer
 
+from outlast.cli.pages import Command
+
 P = ParamSpec("P")
 PANEL = "Options of every command"
 
@@ -61,7 +63,7 @@ def forget() -> None:
 
 def command(app: typer.Typer, name: str) -> Callable[[Callable[Concatenate[Options, P], int]], Callable[Concatenate[Options, P], int]]:
     def register(fn: Callable[Concatenate[Options, P], int]) -> Callable[Concatenate[Options, P], int]:
-        app.command(name)(_with_options(fn, begin))
+        app.command(name, cls=Command)(_with_options(fn, begin))
         return fn
 
     return register

@@ -9,12 +9,13 @@ import typer
 
 from outlast.cli import care, render, values
 from outlast.cli.options import Options, command, group
+from outlast.cli.pages import Group
 from outlast.cli.target import absent_file, opened, or_empty
 from outlast.errors import UsageError
 
 
 def register(cli: typer.Typer) -> None:
-    store = typer.Typer(help="Look after the database.", no_args_is_help=False)
+    store = typer.Typer(cls=Group, rich_markup_mode=None, help="Look after the database.", no_args_is_help=False)
     group(store)
     command(store, "check")(check)
     command(store, "heads")(heads)
