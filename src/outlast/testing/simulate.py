@@ -16,11 +16,12 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations, product
 
 from outlast.runtime.clock import monotonic
 from outlast.runtime.crashpoints import POINTS
 from outlast.testing.simulation.loop import Livelock
-from outlast.testing.simulation.schedule import Broken, Schedule, quiet
+from outlast.testing.simulation.schedule import EVENTS, WINDOWS, Broken, Schedule, quiet
 
 SWEEP_EVERY = 25  # schedules between two collections of what dead processes left
 SHRINK_TRIES = 400
@@ -37,6 +38,9 @@ MUST_REACH = (
     "a run ended as cancelled", "CallDoubted", "CallFailed", "CallSkipped", "ChildFinished", "EventReceived", "GateDecided", "GateExpired",
     "GateMoved", "LateResult", "ModelCallLost", "ModelFailed", "RetryAsked", "RunCancelled", "TextSent", "WorkerDied",
 )  # fmt: skip
+ENOUGH_FOR_PAIRS = 20_000  # and these
+MUST_MEET = (*combinations(EVENTS, 2), *product(EVENTS, WINDOWS))
+RAREST = 12
 
 
 @dataclass
@@ -54,6 +58,7 @@ class Result:
     steps: int = 0
     virtual_s: float = 0.0
     reached: Counter[str] = field(default_factory=Counter)
+    pairs: Counter[tuple[str, str]] = field(default_factory=Counter)
     found: Found | None = None
 
     def add(self, other: Result) -> None:
@@ -61,11 +66,15 @@ class Result:
         self.steps += other.steps
         self.virtual_s += other.virtual_s
         self.reached.update(other.reached)
+        self.pairs.update(other.pairs)
         self.found = self.found or other.found
 
     @property
     def unreached(self) -> list[str]:
-        return [what for what in MUST_REACH if not self.reached[what]]
+        """After so many schedules: states, and with more of them pairs."""
+        states = [what for what in MUST_REACH if not self.reached[what]] if self.schedules >= ENOUGH else []
+        pairs = [" / ".join(pair) for pair in MUST_MEET if not self.pairs[pair]] if self.schedules >= ENOUGH_FOR_PAIRS else []
+        return states + pairs
 
 
 def play(seed: int, choices: Mapping[int, int] | None = None) -> tuple[Schedule, str | None]:
@@ -90,6 +99,7 @@ def run(seeds: Sequence[int], until: float = float("inf")) -> Result:
             result.steps += schedule.loop.steps
             result.virtual_s += schedule.loop.now
             result.reached.update(schedule.reached)
+            result.pairs.update(schedule.pairs)
             made = dict(schedule.choices.made)
             del schedule  # with all that its dead processes left
             if why is not None:
@@ -164,7 +174,11 @@ def _report(result: Result, first: int, seconds: float, *, as_found: bool) -> in
         return 1
     for what, n in sorted(result.reached.items()):
         say(f"  {n:8} {what}")
-    if result.schedules >= ENOUGH and result.unreached:
+    rarest = sorted(MUST_MEET, key=lambda pair: result.pairs[pair])[:RAREST]
+    say(f"{sum(result.pairs[pair] > 0 for pair in MUST_MEET)} of {len(MUST_MEET)} pairs were met; the rarest:")
+    for pair in rarest:
+        say(f"  {result.pairs[pair]:8} {' / '.join(pair)}")
+    if result.unreached:
         say("never reached: " + "; ".join(result.unreached))
         return 1
     return 0

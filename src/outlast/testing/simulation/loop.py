@@ -14,9 +14,10 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import Callable, Mapping
-from contextvars import Context, ContextVar
+from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass, field
 from hashlib import sha256
+from heapq import heappop, heappush
 from typing import Any
 
 
@@ -28,6 +29,7 @@ class Livelock(AssertionError):
     """Something is done again and again, and nothing comes of it."""
 
 
+HEARD_AFTER_S = (0.01, 2.0, 8.0)  # a commit, by who watches the store; later commits are heard of together
 MOST_STEPS = 60_000  # of a schedule; a long one has 8,000
 
 
@@ -40,13 +42,32 @@ class Process:
     faulty: bool = False  # may die and be paused
     dead: bool = False
     paused_until: float = 0.0
+    inside: list[str] = field(default_factory=list)  # the windows that it is in
     acting: int = 0  # calls between the last look at the clock and the act: one instant, as far as anybody can tell
-    ready: deque[asyncio.Handle] = field(default_factory=deque)
+    ready: deque[Step] = field(default_factory=deque)
 
     @property
     def owner(self) -> str:
         """As `stores.owner` writes it: another incarnation is another start."""
         return f"sim/boot/ns/{self.name}/{self.born}"
+
+
+class Step:
+    """A callback, of the process that made it. As much of `asyncio.Handle` and `TimerHandle` as anybody here uses."""
+
+    __slots__ = ("args", "callback", "context", "process", "when")
+
+    def __init__(self, callback: Any, args: tuple[Any, ...], context: Context | None, when: float) -> None:
+        self.callback, self.args, self.when = callback, args, when
+        self.context = context if context is not None else copy_context()
+        self.process: Process = self.context.get(PROCESS, WORLD)
+
+    def cancel(self) -> None:
+        self.callback = None
+        self.args = ()
+
+    def cancelled(self) -> bool:
+        return self.callback is None
 
 
 WORLD = Process("world")
@@ -82,8 +103,8 @@ class Choices:
 class Loop(asyncio.BaseEventLoop):
     """The event loop of a schedule. `pause` is asked before every step of a process that may be paused, for how long."""
 
-    _ready: deque[asyncio.Handle]
-    _scheduled: list[asyncio.TimerHandle]
+    _ready: deque[Step]
+    _scheduled: list[tuple[float, int, Step]]  # first come, first served
 
     def __init__(self, choices: Choices, *, pause: Callable[[Process], float], latency: Callable[[], float]) -> None:
         super().__init__()
@@ -93,6 +114,8 @@ class Loop(asyncio.BaseEventLoop):
         self.stop_with: Exception | None = None  # a finding: the schedule ends with it, after the present step
         self._able: list[Process] = []
         self._sleeping: list[Process] = []
+        self._died = False  # since the last step
+        self._timers = 0
         self._waiters: list[tuple[Process, Callable[[], None]]] = []
         self._trace = sha256()
 
@@ -112,7 +135,8 @@ class Loop(asyncio.BaseEventLoop):
     def _run_once(self) -> None:
         if self.stop_with is not None:
             raise self.stop_with
-        self._sort()
+        if self._ready or self._died:
+            self._sort()
         while not self._able:
             self._advance()
             self._sort()
@@ -123,30 +147,50 @@ class Loop(asyncio.BaseEventLoop):
             self._sleeping.append(process)
             self.call_at(process.paused_until, self._wake, process)
             return
-        handle = process.ready.popleft()
+        step = process.ready.popleft()
         if not process.ready:
             self._able.remove(process)
         self.steps += 1
         if self.steps > MOST_STEPS:
             raise Livelock(f"I17: {MOST_STEPS} steps, and it is only {self.now:.0f} s: something goes round in circles")
-        if not handle.cancelled():
-            handle._run()
+        if step.callback is not None:
+            try:
+                step.context.run(step.callback, *step.args)
+            except (SystemExit, KeyboardInterrupt):
+                raise
+            except BaseException as e:  # noqa: BLE001 - as asyncio does
+                self.call_exception_handler({"message": "a callback raised", "exception": e})
 
     def _sort(self) -> None:
         """New callbacks to their processes."""
-        while self._ready:
-            handle = self._ready.popleft()
-            process = _of(handle)
-            if process.dead or handle.cancelled():
+        ready = self._ready
+        while ready:
+            step = ready.popleft()
+            process = step.process
+            if process.dead or step.callback is None:
                 continue
-            process.ready.append(handle)
+            process.ready.append(step)
             if len(process.ready) == 1 and process not in self._sleeping:
                 self._able.append(process)
-        if any(p.dead for p in self._able):
+        if self._died:
+            self._died = False
             for p in self._able:
                 if p.dead:
                     p.ready.clear()
             self._able = [p for p in self._able if not p.dead]
+
+    def died(self, process: Process) -> None:
+        """Nothing of it runs any more."""
+        process.dead = self._died = True
+
+    @property
+    def somebody_sleeps(self) -> bool:
+        return any(not p.dead for p in self._sleeping)
+
+    @property
+    def sleeps_for(self) -> float:
+        """How long from now on somebody is paused."""
+        return max((p.paused_until - self.now for p in self._sleeping if not p.dead), default=0.0)
 
     def _wake(self, process: Process) -> None:
         if process in self._sleeping:
@@ -156,17 +200,33 @@ class Loop(asyncio.BaseEventLoop):
 
     def _advance(self) -> None:
         """Nothing can run now: on to the next instant at which something can."""
-        from heapq import heappop
-
         while self._scheduled:
-            timer = heappop(self._scheduled)
-            timer._scheduled = False  # type: ignore[attr-defined]  # asyncio's own note: not in the heap any more
-            if timer.cancelled() or _of(timer).dead:
+            when, _, step = heappop(self._scheduled)
+            if step.callback is None or step.process.dead:
                 continue
-            self.now = max(self.now, timer.when())
-            self._ready.append(timer)
+            self.now = max(self.now, when)
+            self._ready.append(step)
             return
         raise AssertionError("nothing can ever happen any more")
+
+    # ---- asyncio's own, without what nobody needs here (checks of threads, debug mode) ------------------------------------------
+
+    def get_debug(self) -> bool:
+        return False
+
+    def call_soon(self, callback: Any, *args: Any, context: Any = None) -> Any:  # type: ignore[override]  # of our own
+        step = Step(callback, args, context, self.now)
+        self._ready.append(step)
+        return step
+
+    def call_later(self, delay: float, callback: Any, *args: Any, context: Any = None) -> Any:  # type: ignore[override]  # of our own
+        return self.call_at(self.now + delay, callback, *args, context=context)
+
+    def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> Any:  # type: ignore[override]  # of our own
+        step = Step(callback, args, context, when)
+        self._timers += 1
+        heappush(self._scheduled, (when, self._timers, step))
+        return step
 
     # ---- the store's threads ------------------------------------------------------------------------------------------------
 
@@ -212,7 +272,7 @@ class Loop(asyncio.BaseEventLoop):
             if not process.dead:
                 token = PROCESS.set(process)
                 try:
-                    self.call_later(0.01 + self._latency(), heard)
+                    self.call_later(HEARD_AFTER_S[self.choices.pick(3)] + self._latency(), heard)
                 finally:
                     PROCESS.reset(token)
 
@@ -241,12 +301,6 @@ class Loop(asyncio.BaseEventLoop):
 
     def _write_to_self(self) -> None:
         pass
-
-
-def _of(handle: asyncio.Handle) -> Process:
-    """Whose callback it is."""
-    context: Context = handle._context  # type: ignore[attr-defined]  # typeshed does not know it
-    return context.get(PROCESS, WORLD)
 
 
 class Change:

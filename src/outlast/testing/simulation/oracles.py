@@ -25,19 +25,23 @@ AFTER_CANCEL = (*AFTER_END, r.CallFinished, r.MessageAdded)  # in one transactio
 def growing(sim: Schedule) -> None:
     """I1, I2, I15: journals only grow, without gaps; fences only grow, by one."""
     db = sim.store._files._open().db
-    fences: list[tuple[int, int]] = db.execute("SELECT run_no, fence FROM run").fetchall()  # type: ignore[assignment]  # as the schema says
-    for run_no, fence in fences:
+    found = db.execute("SELECT run_no, fence, status, wake_at, lease_until FROM run").fetchall()
+    heads: list[tuple[int, int, str, int | None, int | None]] = found  # type: ignore[assignment]  # as the schema says
+    sim.wakes = [(wake_at, lease_until) for *_, wake_at, lease_until in heads]
+    for run_no, fence, status, *_ in heads:
         last = sim.fences.get(run_no, fence)
         if fence < last:
             sim.broken("I15", f"the fence of run {run_no} went from {last} to {fence}")
         sim.fences[run_no] = fence
+        sim.statuses[run_no] = status
+    new = db.execute("SELECT rowid, run_no, entry_no, digest FROM entry WHERE rowid > ? ORDER BY rowid", (sim.last_row,))
+    rows: list[tuple[int, int, int, bytes]] = new.fetchall()  # type: ignore[assignment]  # likewise
+    for row, run_no, entry_no, digest in rows:
         seen = sim.history.setdefault(run_no, [])
-        new = db.execute("SELECT entry_no, digest FROM entry WHERE run_no = ? AND entry_no > ? ORDER BY entry_no", (run_no, len(seen)))
-        rows: list[tuple[int, bytes]] = new.fetchall()  # type: ignore[assignment]  # likewise
-        for entry_no, digest in rows:
-            if entry_no != len(seen) + 1:
-                sim.broken("I2", f"entry {entry_no} of run {run_no} follows entry {len(seen)}")
-            seen.append(digest)
+        if entry_no != len(seen) + 1:
+            sim.broken("I2", f"entry {entry_no} of run {run_no} follows entry {len(seen)}")
+        seen.append(digest)
+        sim.last_row = row
 
 
 def may_begin(sim: Schedule, ctx: Any, args: dict[str, Any]) -> None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from outlast.testing.simulation.schedule import Schedule
 
 TRIES = 20
+LOOK_AGAIN_S = 300.0  # the longest time without a look into the inbox
 
 
 class People:
@@ -52,9 +53,16 @@ class People:
 
     async def _decides(self) -> None:
         sim = self.sim
+        seen, gates = None, []
         while not sim.over:
+            version = sim.store.wait_for_change(None, 0)
+            if version == seen and not gates:  # nobody is asked anything
+                await sim.news(LOOK_AGAIN_S)
+                continue
             await asyncio.sleep(3.0 if self.diligent else (3.0, 20.0, 70.0)[sim.choices.pick(3, 0.6)])
-            for gate in self.app.inbox(limit=100):
+            seen = sim.store.wait_for_change(None, 0)
+            gates = self.app.inbox(limit=100)
+            for gate in gates:
                 if (gate.run_id, gate.gate_id) in self.waiting_for_the_end:
                     continue
                 if gate.kind == "verification":
@@ -114,12 +122,14 @@ class People:
             return None
         except Refused:
             return None
-        self.sim.reached[f"somebody said {stands.outcome}"] += 1
+        self.sim.see(f"somebody said {stands.outcome}")
         self.accepted.setdefault((gate.run_id, gate.gate_id), set()).add(f"{stands.outcome} {stands.edited_args}")
         return stands
 
     async def _verify(self, gate: Gate) -> None:
-        """Look into the world, then say what is so."""
+        """Look into the world, then say what is so. A clock that is set back just now: then an earlier attempt may seem to be under way."""
+        if self.sim.choices.chance(self.sim.mood.jumps / 2):
+            self.sim.jump(-400)
 
         def say() -> Gate | None:
             happened = self.sim.receivers.told(f"{gate.run_id}:{gate.call_id}")
@@ -133,7 +143,7 @@ class People:
 
     async def _meddles(self) -> None:
         sim = self.sim
-        while not sim.over:
+        while not self.diligent:
             await asyncio.sleep(15.0)
             for run_id in sim.plans:
                 await self._meddle(run_id)
@@ -145,18 +155,19 @@ class People:
 
     async def _meddle(self, run_id: str) -> None:
         sim, app = self.sim, self.app
-        head = app.head(run_id)
-        if sim.choices.chance(sim.mood.cancels / 2) and head.status not in base.ENDED:
+        if sim.choices.chance(sim.mood.cancels / 2):
+            if app.head(run_id).status in base.ENDED:
+                return
             await self._again(lambda: app.cancel(run_id, by="ada"))
-            sim.reached["a run was cancelled"] += 1
+            sim.see("a run was cancelled")
             sim.interruptions += 1
             sim.orderly += 1
         elif sim.choices.chance(sim.mood.texts / 3):
             await self._again(lambda: self._refusable(lambda: app.send(run_id, "hurry up", by="ada")))
-            sim.reached["a text was sent"] += 1
-        elif head.status in ("failed", "cancelled") and sim.choices.chance(sim.mood.oddities / 2):
+            sim.see("a text was sent")
+        elif sim.choices.chance(sim.mood.oddities / 2) and app.head(run_id).status in ("failed", "cancelled"):
             await self._again(lambda: self._refusable(lambda: app.retry(run_id, by="ada")))
-            sim.reached["a run was retried"] += 1
+            sim.see("a run was retried")
 
     @staticmethod
     def _refusable(say: Callable[[], Any]) -> Any:
@@ -183,5 +194,5 @@ class People:
 
     def _event(self, run_id: str, call_id: str) -> bool:
         first = self.app.event(run_id, f"word-{call_id}", "a word", event_id=f"word-{call_id}")
-        self.sim.reached["an event was delivered" if first else "an event was delivered twice"] += 1
+        self.sim.see("an event was delivered" if first else "an event was delivered twice")
         return first

@@ -16,13 +16,16 @@ import random
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from itertools import count
+from functools import cache
+from itertools import combinations, count
 from typing import Any
+
+import apsw
 
 from outlast.app import Outlast
 from outlast.core import run as r
@@ -30,7 +33,11 @@ from outlast.errors import CommitUnknown, LeaseLost, StoreError
 from outlast.runtime import crashpoints, drive, notices, worker, writer
 from outlast.runtime.leases import LOOK_S, Keeper, _Held
 from outlast.stores import base, owner
+from outlast.stores.sqlite import opening, rows
 from outlast.stores.sqlite import store as sqlite_store
+from outlast.stores.sqlite.connections import Connections
+from outlast.stores.sqlite.failures import speaking
+from outlast.stores.sqlite.group import Writer
 from outlast.stores.sqlite.store import SQLiteStore
 from outlast.testing.simulation import oracles, world
 from outlast.testing.simulation.loop import PROCESS, WORLD, Change, Choices, Crash, Loop, Process
@@ -38,10 +45,25 @@ from outlast.testing.simulation.people import People
 from outlast.testing.simulation.world import NAMES, Receivers, make_agents
 
 START = datetime(2026, 3, 2, 9, tzinfo=UTC)
-FAULTY_S, CALM_S, TAIL_S = 240.0, 4000.0, 150.0  # virtual seconds
+FAULTY_S, CALM_S, TAIL_S = 120.0, 4000.0, 40.0  # virtual seconds; the last: longer than any store call and any wire takes
+LOOK_AGAIN_S = 300.0  # the longest time between two looks at what neither a commit nor an instant that stands in the store announced
+BOOTED_MS = 1_000_000  # the machine was up so long
 LEASE_S = 30.0
 MAX_DEATHS, MAX_PAUSES = 6, 4
 RARE = ("wire", "tool.before", "check.before", "check.after")  # passed seldom, and worth a death
+
+# What happens, and what it may happen in the middle of: each pair must have been met, and each two of the former in one schedule.
+EVENTS = (
+    "a death", "a process was paused past its lease", "an unknown commit stood", "an unknown commit did not stand", "a store error",
+    "the clock was set back", "the clock was set forward", "a run was cancelled", "a text was sent", "a run was retried", "a worker was drained",
+    "somebody said approved", "somebody said rejected", "an event was delivered", "a zombie's append was refused", "an append was behind",
+)  # fmt: skip
+OF_POINT = {"model": "the model is asked", "tool": "a tool runs", "check": "a check looks"}
+UNSAVED = "a result is not saved"
+OF_STATUS = {
+    "waiting_for_approval": "a person is asked", "waiting_for_verification": "a call is in doubt", "waiting_for_timer": "a timer runs",
+    "waiting_for_event": "an event is awaited"}  # fmt: skip
+WINDOWS = (*OF_POINT.values(), UNSAVED, *OF_STATUS.values(), "a request is on the wire", "somebody is paused", "a death is not noticed")
 
 
 class Broken(AssertionError):
@@ -78,28 +100,73 @@ class Mood:
             seen=rng.random() < 0.7, lacks=rng.choice((None, None, None, "look", "pay", "reply")))  # fmt: skip
 
 
+@cache
+def _migrated() -> apsw.Connection:
+    """One database in memory for all schedules of this process: statements are prepared once, and migrated is once for all."""
+    return opening.writer(opening.MEMORY, 10, lambda name: None)
+
+
+def _empty() -> apsw.Connection:
+    """Nothing of an earlier schedule is left in it."""
+    db = _migrated()
+    for table in sorted(opening.TABLES):
+        db.execute(f"DELETE FROM {table}")  # noqa: S608 - our own tables
+    return db
+
+
+class Connection(Connections):
+    """One, in one thread: there is no fork and no second thread to look out for."""
+
+    def write(self, work: Callable[[apsw.Connection], Any]) -> Any:
+        return self._open().write(work)
+
+    def read(self, work: Callable[[apsw.Connection], Any]) -> Any:
+        with speaking(self.path):
+            return work(self._open().db)
+
+    def version(self) -> int:
+        return self._open().commits
+
+
 class Store(SQLiteStore):
     """The SQL that ships, in memory, with the world's clocks; what was acknowledged is remembered."""
 
     def __init__(self, sim: Schedule) -> None:
-        super().__init__(":memory:", clock=sim.wall, boot_clock=lambda: round(sim.loop.now * 1000) + 1_000_000, boot=lambda: "boot", dead=sim.is_dead,
+        super().__init__(":memory:", clock=sim.wall, boot_clock=lambda: round(sim.loop.now * 1000) + BOOTED_MS, boot=lambda: "boot", dead=sim.is_dead,
                          point=crashpoints.point)  # fmt: skip
         self.sim = sim
+        self._db = _empty()
+        self._parked: tuple[Any, list[tuple[str, str]]] = None, []
+        self._files = Connection(self.path, read_only=False, busy_s=10, point=crashpoints.point, committed=self._committed)
+        self._files._writer = Writer(self._db, self.path, busy_s=10, point=crashpoints.point, committed=self._committed)
+
+    def close(self) -> None:
+        """The connection stays, for the next schedule."""
+        if self._db.in_transaction:
+            self._db.execute("ROLLBACK")
+        self._files._writer = None
 
     def wait_for_change(self, seen: int | None, timeout_s: float) -> int:
         version = self._files.version()
         if seen is None or version != seen or timeout_s <= 0:
             return version
-        return Change(self._files.version, timeout_s)  # type: ignore[return-value]  # the loop turns it into one
+        return Change(self._files.version, LOOK_AGAIN_S)  # type: ignore[return-value]  # the loop turns it into one; not `timeout_s`: `worker.IDLE_S` wakes too
 
     def _committed(self) -> None:
         super()._committed()
         self.sim.committed()
 
+    def parked(self, *, agents: Sequence[str], driver: str = base.BUILT_IN) -> list[tuple[str, str]]:
+        """It depends on what is stored alone, and every look of a worker asks: one answer between two commits."""
+        key = (self._files.version(), tuple(agents), driver)
+        if key != self._parked[0]:
+            self._parked = key, super().parked(agents=agents, driver=driver)
+        return self._parked[1]
+
     def append(self, lease: base.Lease, place: base.Place, batch: base.Batch, *, now: datetime) -> base.Appended | base.Behind:
         sim = self.sim
         if sim.choices.chance(sim.mood.store):
-            sim.reached["a store error"] += 1
+            sim.see("a store error")
             raise StoreError("simulated: disk full")
         for entry in batch.entries:
             if isinstance(entry, r.CallStarted):
@@ -107,10 +174,10 @@ class Store(SQLiteStore):
         try:
             answer = super().append(lease, place, batch, now=now)
         except LeaseLost:
-            sim.reached["a zombie's append was refused"] += 1
+            sim.see("a zombie's append was refused")
             raise
         if isinstance(answer, base.Behind):
-            sim.reached["an append was behind"] += 1
+            sim.see("an append was behind")
         else:
             sim.acknowledged(lease, answer.place)
         return answer
@@ -119,9 +186,9 @@ class Store(SQLiteStore):
         try:
             answer = super().append_locked(lease, place, plan, now=now)
         except LeaseLost:
-            self.sim.reached["a zombie's append was refused"] += 1
+            self.sim.see("a zombie's append was refused")
             raise
-        self.sim.reached["an append under the lock"] += 1
+        self.sim.see("an append under the lock")
         self.sim.acknowledged(lease, answer[0].place)
         return answer
 
@@ -194,12 +261,15 @@ class Schedule:
         scenario = random.Random(f"scenario-{seed}")  # noqa: S311 - from the seed alone, so that a cut schedule is about the same scene
         self.choices = Choices(seed, kept)
         self.reached: Counter[str] = Counter()
+        self.pairs: Counter[tuple[str, str]] = Counter()  # (event, window), and events of one schedule
+        self.unnoticed = 0  # deaths since the last claim
         self.mood = Mood()
         self.faulty_mood = Mood.of(scenario)
-        self.plans = {f"run-{n}": _plan(scenario, n) for n in range(scenario.choice((1, 2, 2, 3)))}
+        self.plans = {f"run-{n}": _plan(scenario, n) for n in range(scenario.choice((1, 1, 1, 2, 2, 3)))}
         if any("forgetful" in text for text in self.plans.values()):  # how long a receiver remembers is not a matter of our clock
             self.faulty_mood = replace(self.faulty_mood, jumps=0.0)
-        self.workers = scenario.choice((1, 2, 2, 3))
+        self.asks = any('"ask"' in text for text in self.plans.values())
+        self.workers = scenario.choice((1, 2, 2, 2, 3))
         self.loop = Loop(self.choices, pause=self._pause_of, latency=self._latency)
         self.loop.problems = []
         self.receivers = Receivers(self)
@@ -211,6 +281,12 @@ class Schedule:
         self.over = False
         self.processes: dict[str, Process] = {}
         self.history: dict[int, list[bytes]] = {}  # run_no -> digests as they were seen
+        self.last_row = 0  # of the entries seen
+        self.wakes: list[
+            tuple[int | None, int | None]
+        ] = []  # of each run: when it is due by the wall clock, when its lease is over by the boot clock
+        self.alarm: Any = None
+        self.statuses: dict[int, str] = {}  # of the runs, after the last commit
         self.acked: dict[int, tuple[int, bytes]] = {}
         self.intended: dict[tuple[str, str], float] = {}
         self.ended_as: dict[str, str] = {}
@@ -235,7 +311,7 @@ class Schedule:
             return 0.0
         self.pauses += 1
         self.interruptions += 1
-        self.reached["a process was paused past its lease" if which > 1 else "a process was paused"] += 1
+        self.see("a process was paused past its lease" if which > 1 else "a process was paused")
         return (0.0, 10.0, 40.0, 90.0)[which]
 
     def point(self, name: str) -> None:
@@ -243,19 +319,49 @@ class Schedule:
         if process.dead:
             raise Crash(name)
         self.loop.note(name, process.name)
+        kind, _, side = what.partition(".")
+        if kind in OF_POINT:
+            if side == "before":
+                process.inside.append(OF_POINT[kind])
+            elif OF_POINT[kind] in process.inside:
+                process.inside.remove(OF_POINT[kind])
+                process.inside.append(UNSAVED)
+        elif what == "commit.after" and UNSAVED in process.inside:
+            process.inside.remove(UNSAVED)
+        elif what == "claim.after":
+            self.unnoticed = 0
         if what == "tool.before":
             process.acting += 1
         if process.faulty and self.deaths < MAX_DEATHS and self.choices.chance(self.mood.crash * (4 if what in RARE else 1)):
             self.reached[f"died at {what}"] += 1
+            self.see("a death")
+            self.unnoticed += 1
             self.deaths += 1
             self.die(process)
             raise Crash(name)
         if what in ("commit.before", "commit.after") and self.choices.chance(self.mood.unknown):
-            self.reached[f"an unknown commit {'stood' if what == 'commit.after' else 'did not stand'}"] += 1
+            self.see(f"an unknown commit {'stood' if what == 'commit.after' else 'did not stand'}")
             raise CommitUnknown("simulated: the answer was lost")
 
+    def see(self, what: str) -> None:
+        """Count it, and what it happened in the middle of."""
+        self.reached[what] += 1
+        if what in EVENTS:
+            self.pairs.update((what, window) for window in self._windows())
+
+    def _windows(self) -> set[str]:
+        found = {window for process in self.processes.values() if not process.dead for window in process.inside}
+        found.update(window for status, window in OF_STATUS.items() if status in self.statuses.values())
+        if self.receivers.under_way:
+            found.add("a request is on the wire")
+        if self.loop.somebody_sleeps:
+            found.add("somebody is paused")
+        if self.unnoticed:
+            found.add("a death is not noticed")
+        return found
+
     def die(self, process: Process) -> None:
-        process.dead = True
+        self.loop.died(process)
         self.interruptions += 1
         if (ended := self._ends.pop(process, None)) is not None and not ended.done():
             self.in_world(0.0, lambda: None if ended.done() else ended.set_result(None))
@@ -273,6 +379,22 @@ class Schedule:
         """After every commit: what stood before stands, nothing is missing between, and fences only grow."""
         self.loop.changed()
         oracles.growing(self)
+        self.set_alarm()
+
+    def set_alarm(self) -> None:
+        """Idle workers look again when an instant has come that stands in the store, not every second: nothing can be due in between."""
+        now = self.loop.now
+        wall = round((START + self.skew).timestamp() * 1000)
+        instants = [(wake_at - wall) / 1000 for wake_at, _ in self.wakes if wake_at is not None]
+        instants += [(until - BOOTED_MS) / 1000 for _, until in self.wakes if until]
+        if self.alarm is not None:
+            self.alarm.cancel()
+        coming = [at for at in instants if at > now]
+        self.alarm = self.loop.call_at(min(coming) + 0.001, self._rings, context=self._world_context) if coming else None
+
+    def _rings(self) -> None:
+        self.loop.changed()
+        self.set_alarm()
 
     def acknowledged(self, lease: base.Lease, place: base.Place) -> None:
         if place.digest:
@@ -298,7 +420,7 @@ class Schedule:
 
     def app(self, process: Process) -> Outlast:
         lacks = self.faulty_mood.lacks if process.name == "w0" and self.mood is self.faulty_mood else None
-        app = Outlast(":memory:", agents=make_agents(lacks), deps=self.receivers, lease=timedelta(seconds=LEASE_S))
+        app = Outlast(":memory:", agents=make_agents(lacks, asks=self.asks), deps=self.receivers, lease=timedelta(seconds=LEASE_S))
         app._engine_made = None  # nor what a pyproject.toml says
         app._target = "nowhere:app"  # in memory no child could find it; not to be looked for
         app._opened = (os.getpid(), self.store, LoopKeeper(self.store, LEASE_S), _Inline(self.loop))  # type: ignore[assignment]  # what is used of an executor
@@ -326,7 +448,7 @@ class Schedule:
 
     def _drain(self, task: asyncio.Task[None], process: Process) -> None:
         if not task.done() and not process.dead:
-            self.reached["a worker was drained"] += 1
+            self.see("a worker was drained")
             self.interruptions += 1
             self.orderly += 2  # it held at most two runs
             task.cancel()
@@ -335,26 +457,30 @@ class Schedule:
         while self.mood.jumps:
             await asyncio.sleep(20.0)
             if self.choices.chance(self.mood.jumps):
-                by = (-400, -5, 5, 60, 400)[self.choices.pick(5)]
-                self.reached[f"the clock was set {'back' if by < 0 else 'forward'}"] += 1
-                self.skew += timedelta(seconds=by)
+                self.jump((-400, -5, 5, 60, 400)[self.choices.pick(5)])
+
+    def jump(self, by: int) -> None:
+        """Somebody sets the wall clock."""
+        self.see(f"the clock was set {'back' if by < 0 else 'forward'}")
+        self.skew += timedelta(seconds=by)
+        self.set_alarm()
 
     # ---- the schedule -----------------------------------------------------------------------------------------------------------
 
     def __call__(self) -> str:
         with _simulated(self):
             self.store = Store(self)
-            self.store.unfinished()  # opens it
             try:
                 self.loop.run_until_complete(self._main())
                 oracles.at_the_end(self)
+                self.pairs.update(combinations([event for event in EVENTS if self.reached[event]], 2))
                 self.loop.note(sorted((run_no, [d.hex() for d in seen]) for run_no, seen in self.history.items()))
                 if self.loop.problems:
                     self.broken("I30", self.loop.problems[0])
             finally:
                 self.over = True
                 for process in self.processes.values():
-                    process.dead = True
+                    self.loop.died(process)
                 self.store.close()
         return self.loop.trace
 
@@ -366,8 +492,8 @@ class Schedule:
         for run_id, text in self.plans.items():
             await people.start(run_id, text)
         until = self.loop.now + FAULTY_S
-        while self.loop.now < until and not (self._all_over() and self.loop.now > 60):
-            await asyncio.sleep(10.0)
+        while self.loop.now < until and not self._all_over():
+            await self.news(min(LOOK_AGAIN_S, until - self.loop.now))
             self._look_at(background)
         self.mood = Mood()
         people.diligent = True
@@ -376,7 +502,7 @@ class Schedule:
                 self.die(process)
         until = self.loop.now + CALM_S
         while not self._all_over():
-            await asyncio.sleep(10.0)
+            await self.news(LOOK_AGAIN_S)
             self._look_at(background)
             if self.loop.now > until:
                 states = [
@@ -385,9 +511,16 @@ class Schedule:
                     if h.status not in base.ENDED
                 ]
                 self.broken("I17", f"stuck {CALM_S:.0f} s after the last fault: {'; '.join(states)}")
-        await asyncio.sleep(TAIL_S)  # what is on its way lands, and changes nothing
+        # What is on its way lands, what a stopped process says when it goes on is heard, and nothing changes.
+        await asyncio.sleep(self.loop.sleeps_for + TAIL_S)
         self._look_at(background)
         self.over = True
+
+    async def news(self, at_most: float) -> None:
+        """Until something is committed, or the time is over."""
+        heard: asyncio.Future[None] = self.loop.create_future()
+        self.loop.on_change(lambda: None if heard.done() else heard.set_result(None), at_most)
+        await heard
 
     async def _run_worker_safely(self, name: str) -> None:
         await self._keep_worker(name)
@@ -401,27 +534,43 @@ class Schedule:
         return self.store.heads(base.RunFilter(limit=100))
 
     def _all_over(self) -> bool:
-        return all(h.status in base.ENDED for h in self._heads())
+        return all(status in base.ENDED for status in self.statuses.values())
 
 
 def _plan(rng: random.Random, n: int) -> str:
     """Turns of calls; a model may use an id again in a later turn."""
     turns = []
-    for turn in range(rng.choice((1, 1, 2, 3))):
-        names = [rng.choice(NAMES) for _ in range(rng.choice((1, 1, 2, 3)))]
+    for turn in range(rng.choice((1, 1, 1, 2, 3))):
+        names = [rng.choice(NAMES) for _ in range(rng.choice((1, 1, 1, 2, 3)))]
         turns.append([[name, f"t{0 if rng.random() < 0.1 else turn}_{i}"] for i, name in enumerate(names)])
     return json.dumps([n, turns])
 
 
-class _Quiet:
-    """`threading` as the writer sees it: pauses between tries to save take no time here."""
+class _Stop:
+    """`news.Stop` in one thread: the pauses between tries to save take no time here."""
 
-    class Event:
-        def wait(self, timeout: float | None = None) -> bool:
-            return False
+    def __init__(self) -> None:
+        self._set = False
 
-        def set(self) -> None:
-            pass
+    def set(self) -> None:
+        self._set = True
+
+    def wait(self, timeout_s: float) -> bool:
+        return self._set
+
+
+def _read_once() -> Callable[..., r.Entry]:
+    """`from_row` that reads the same row once in a schedule: entries are values, whoever reads them."""
+    read = r.from_row
+    known: dict[Any, r.Entry] = {}
+
+    def from_row(kind: str, body: str, meta: str | None, *, by: str | None, entry_id: str | None, at: datetime) -> r.Entry:
+        key = (kind, body, meta, by, entry_id, at)
+        if (entry := known.get(key)) is None:
+            entry = known[key] = read(kind, body, meta, by=by, entry_id=entry_id, at=at)
+        return entry
+
+    return from_row
 
 
 @contextmanager
@@ -436,8 +585,8 @@ def _simulated(sim: Schedule) -> Iterator[None]:
 
     patches: list[tuple[Any, str, Any]] = [
         (owner, "me", lambda: PROCESS.get().owner), (owner, "provably_dead", sim.is_dead), (sqlite_store, "secrets", Tokens),
-        (drive, "monotonic", sim.loop.time), (worker, "monotonic", sim.loop.time), (worker, "IDLE_S", 20.0), (writer, "threading", _Quiet),
-        (notices, "LOOK_S", 600.0),
+        (drive, "monotonic", sim.loop.time), (worker, "monotonic", sim.loop.time), (worker, "IDLE_S", LOOK_AGAIN_S), (writer, "Stop", _Stop),
+        (notices, "LOOK_S", 600.0), (rows, "from_row", _read_once()),
     ]  # fmt: skip
     patches.append((world, "playing", sim))
     before = [(module, name, getattr(module, name)) for module, name, _ in patches]
@@ -458,7 +607,7 @@ def _simulated(sim: Schedule) -> Iterator[None]:
 
 
 @contextmanager
-def quiet() -> Iterator[Callable[[], None]]:
+def quiet() -> Iterator[Callable[[], object]]:
     """Around any number of schedules: no log, and what dead processes left (coroutines in the middle of a step) is thrown away
     unheard, by the function that this gives; never by chance in the middle of somebody else's step.
     """
@@ -468,16 +617,12 @@ def quiet() -> Iterator[Callable[[], None]]:
     gc.freeze()
     gc.disable()
     sys.unraisablehook = lambda unraisable: None
-
-    def sweep() -> None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)
-            gc.collect()
-
     try:
-        yield sweep
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # a coroutine that nobody awaited: its process died before
+            yield gc.collect
+            gc.collect()
     finally:
-        sweep()
         gc.unfreeze()
         sys.unraisablehook = hook
         logging.disable(disabled)
@@ -485,4 +630,4 @@ def quiet() -> Iterator[Callable[[], None]]:
             gc.enable()
 
 
-__all__ = ["Broken", "Mood", "Schedule", "quiet"]
+__all__ = ["EVENTS", "WINDOWS", "Broken", "Mood", "Schedule", "quiet"]

@@ -42,12 +42,14 @@ class Receivers:
     effects: Counter[str] = field(default_factory=Counter)  # key -> times that it happened
     seen_at: dict[str, float] = field(default_factory=dict)  # receivers that dedupe: key -> first time
     sent: set[str] = field(default_factory=set)
+    under_way: int = 0  # requests on the wire
     args: dict[str, str] = field(default_factory=dict)
     asked: Counter[str] = field(default_factory=Counter)
     failed: Counter[str] = field(default_factory=Counter)
 
     def land(self, key: str, args: str, *, dedupes: bool, forgets: bool = False) -> None:
         """The effect arrives."""
+        self.under_way -= 1
         now = self.sim.loop.now
         if dedupes:
             first = self.seen_at.get(key)
@@ -69,6 +71,7 @@ class Receivers:
             raise ToolFailed("refused: not done")
         wire = (0.0, 0.5, 2.0, 4.0)[sim.choices.pick(4, 0.5)]
         self.sent.add(key)
+        self.under_way += 1
         sim.in_world(wire, lambda: self.land(key, json.dumps(args, sort_keys=True), dedupes=dedupes, forgets=forgets))
         sim.point("wire")
         if mishap == 2:  # known only once it has landed: whoever raises earlier than what it sent lands cannot be helped by a journal
@@ -113,7 +116,7 @@ def make_tools(child: Agent[str] | None) -> dict[str, Tool[..., Any]]:
 
     async def seen(ctx: Sim, text: str) -> Outcome:
         sim = ctx.deps.sim
-        await asyncio.sleep((0.1, 3.0)[sim.choices.pick(2, 0.3)])
+        await asyncio.sleep((0.1, 3.0, 12.0)[sim.choices.pick(3, 0.7)])
         if sim.choices.chance(sim.mood.wire):
             return Outcome.unknown("503")
         return Outcome.happened({"done": {"text": text}}) if ctx.deps.told(ctx.idempotency_key) else Outcome.not_happened()
@@ -183,9 +186,10 @@ async def answer(request: ModelRequest) -> dict[str, Any]:
 
 
 @cache
-def make_agents(lacks: str | None = None) -> list[Agent[Any]]:
-    """The agents of a process; `lacks`: a tool that this version of the code does not have."""
+def make_agents(lacks: str | None = None, *, asks: bool = True) -> list[Agent[Any]]:
+    """The agents of a process; `lacks`: a tool that this version of the code does not have; `asks`: is there another agent to be asked?"""
     limits = Limits(model_calls=40)
     child = Agent("helper", model=answer, tools=[], limits=limits)
-    tools = [t for name, t in make_tools(child).items() if name != lacks]
-    return [Agent("agent", model=answer, tools=tools, limits=limits), child]
+    tools = [t for name, t in make_tools(child if asks else None).items() if name != lacks]
+    agent: Agent[Any] = Agent("agent", model=answer, tools=tools, limits=limits)
+    return [agent, child] if asks else [agent]
