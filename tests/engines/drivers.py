@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from engines.nursery import Nursery, Worker
 from engines.scene import World, app_of
 from outlast import Outlast
 from outlast.engines._http import http
@@ -55,7 +56,7 @@ class Driver:
         self.folder = Path(tempfile.mkdtemp(prefix=f"outlast-{self.name}-"))
         self.store = store or str(self.folder / "agent.db")
         self.world = World(self.folder)
-        self.workers: list[subprocess.Popen[bytes]] = []
+        self.workers: list[Worker] = []
         self.server: subprocess.Popen[bytes] | None = None
         self.version = "1"
         self.up()
@@ -84,16 +85,18 @@ class Driver:
                 [str(x) for x in command], stdout=out, stderr=out, env={**os.environ, **env}, cwd=self.folder, start_new_session=True
             )
 
-    def worker(self) -> subprocess.Popen[bytes]:
+    def worker(self) -> Worker:
         """The newest worker that lives, else a new one."""
         self.workers = [w for w in self.workers if w.poll() is None]
         return self.workers[-1] if self.workers else self.another()
 
-    def another(self) -> subprocess.Popen[bytes]:
+    def another(self) -> Worker:
         env = {"SCENE": str(self.folder), "OUTLAST_STORE": self.store, "SCENE_VERSION": self.version}
-        env["PYTHONPATH"] = os.pathsep.join([str(ROOT / "tests"), str(ROOT / "tests/engines")])
+        env |= {name: os.environ[name] for name in ("SCENE_PAD", "SCENE_TURNS") if name in os.environ}
         engine = ["--engine", self.url] if self.url else []
-        started = self.spawn(sys.executable, "-m", "outlast", "worker", "scene:app", "--grace", "1s", *engine, log="worker.log", **env)
+        started = Nursery.get().worker(
+            ["worker", "scene:app", "--grace", "1s", *engine], warm=self.name.partition("-")[0], folder=self.folder,
+            log=self.folder / "worker.log", env=env)  # fmt: skip
         self.workers.append(started)
         return started
 
@@ -131,7 +134,7 @@ class Driver:
                 f"{self.name}: {run_id} is {self.app.head(run_id).status}, not {' or '.join(statuses)}\n{self.logs()}"
             ) from None
 
-    def died(self, worker: subprocess.Popen[bytes]) -> None:
+    def died(self, worker: Worker) -> None:
         worker.wait(UP_S)
         assert worker.returncode == -signal.SIGKILL, self.logs()
 

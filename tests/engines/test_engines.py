@@ -135,13 +135,16 @@ def test_a_run_that_was_started_while_the_engine_was_down_begins(monkeypatch: py
 def test_a_finished_run_goes_on_with_what_is_sent() -> None:
     with driver("dbos") as d:
         d.worker()
+        engine = d.app.engine
+        assert engine is not None
         d.start("busy", "run-1")
         d.reaches("run-1", "done")
+        until(d.app, lambda: engine.describe("run-1")["state"] == "SUCCESS", what=d.logs())  # else the worker's next look begins it
         d.app.send("run-1", "anything else?")
         until(
             d.app, lambda: d.app.head("run-1").status in ("failed", "done") and d.app.head("run-1").seq > 4, what=d.logs()
         )  # the script is over
-        assert d.app.engine is not None and d.app.engine.describe("run-1")["id"] == "run-1~2"
+        assert engine.describe("run-1")["id"] == "run-1~2"
 
 
 def test_agents_as_tools_and_tools_of_servers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ the same, so that keys and messages can be compared. What an earlier case left i
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
@@ -85,8 +86,11 @@ def engine_for_cases(url: str) -> None:
 
 async def driven(app: Outlast, agent: Agent[Any], input: Input, run_id: str, person: Person, rounds: int) -> Run[Any] | None:
     """Be the worker until the run is over, or waits for what nobody here can give. None: it goes round and round."""
+    if app.engine is not None and app.engine.driver == "temporal":
+        _begin_anew()
     here = asyncio.get_running_loop()
-    working, deciding = asyncio.ensure_future(app.work(grace=GRACE)), here.create_future()
+    working = asyncio.ensure_future(app.work(grace=GRACE))
+    deciding: asyncio.Future[Run[Any] | None] = here.create_future()
 
     def decide() -> None:
         try:
@@ -105,6 +109,16 @@ async def driven(app: Outlast, agent: Agent[Any], input: Input, run_id: str, per
     with suppress(asyncio.CancelledError):
         await working
     return await deciding
+
+
+_LEFT: list[Any] = []  # what must not be cleaned up in a forked process: its threads do not exist here
+
+
+def _begin_anew() -> None:
+    """Where the caller has used Temporal's client: its runtime does not survive a fork, so this process makes one of its own."""
+    if runtime := sys.modules.get("temporalio.runtime"):
+        _LEFT.append(runtime.Runtime.default())
+        runtime.Runtime.set_default(runtime.Runtime(telemetry=runtime.TelemetryConfig()), error_if_already_set=False)
 
 
 def _decide(app: Outlast, agent: Agent[Any], input: Input, run_id: str, person: Person, rounds: int) -> Run[Any] | None:
