@@ -101,7 +101,8 @@ async def driven(app: Outlast, agent: Agent[Any], input: Input, run_id: str, per
             here.call_soon_threadsafe(deciding.set_result, run)
 
     threading.Thread(target=decide, name="person", daemon=True).start()  # where the worker breaks, it goes with the process
-    await asyncio.wait({working, deciding}, return_when=asyncio.FIRST_COMPLETED)
+    either: set[asyncio.Future[Any]] = {working, deciding}
+    await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
     if working.done():  # it ends by itself only where it breaks
         working.result()
         raise StoreError("the engine's worker has ended")
