@@ -265,7 +265,7 @@ class Schedule:
         self.unnoticed = 0  # deaths since the last claim
         self.mood = Mood()
         self.faulty_mood = Mood.of(scenario)
-        self.plans = {f"run-{n}": _plan(scenario, n) for n in range(scenario.choice((1, 1, 1, 2, 2, 3)))}
+        self.plans = {f"run-{n}": _plan(scenario, n) for n in range(scenario.choice((1, 1, 1, 1, 2, 3)))}
         if any("forgetful" in text for text in self.plans.values()):  # how long a receiver remembers is not a matter of our clock
             self.faulty_mood = replace(self.faulty_mood, jumps=0.0)
         self.asks = any('"ask"' in text for text in self.plans.values())
@@ -540,8 +540,8 @@ class Schedule:
 def _plan(rng: random.Random, n: int) -> str:
     """Turns of calls; a model may use an id again in a later turn."""
     turns = []
-    for turn in range(rng.choice((1, 1, 1, 2, 3))):
-        names = [rng.choice(NAMES) for _ in range(rng.choice((1, 1, 1, 2, 3)))]
+    for turn in range(rng.choice((1, 1, 1, 1, 2, 3))):
+        names = [rng.choice(NAMES) for _ in range(rng.choice((1, 1, 1, 1, 2, 3)))]
         turns.append([[name, f"t{0 if rng.random() < 0.1 else turn}_{i}"] for i, name in enumerate(names)])
     return json.dumps([n, turns])
 
