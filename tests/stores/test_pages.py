@@ -109,6 +109,8 @@ def test_figures(both: tuple[Story, Story]) -> None:
         assert sorted(one.ended) == sorted(two.ended) and sorted(one.steps, key=str) == sorted(two.steps, key=str)
         assert [row[:5] + row[6:] for row in one.spent] == [row[:5] + row[6:] for row in two.spent]
         assert [row[5] for row in one.spent] == pytest.approx([row[5] for row in two.spent])
+    assert [store.statistics(since=START - HOUR, scan=3).summed for store in (sqlite, postgres)] == [3, 3]
+    assert [store.statistics(since=START - HOUR, agent="billing", scan=3).summed for store in (sqlite, postgres)] == [None, None]
     one, two = (store.statistics(since=START - HOUR) for store in (sqlite, postgres))
     assert two.ended and two.spent and ("refund", 12) in two.steps
 

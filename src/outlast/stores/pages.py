@@ -18,7 +18,7 @@ from outlast.core.gate import GateRow
 from outlast.stores.base import ENDED, Head, JournalRow, Store
 
 MOST = 10_000  # counts are exact up to here
-SCAN = 5_000  # runs that a search by text or tags looks at
+SCAN = 2_000  # runs that a search by text or tags looks at
 Noted = tuple[Head, GateRow, datetime | None]  # a gate, its run, and when somebody was first told
 
 
@@ -83,6 +83,7 @@ class Statistics:
     ended: Sequence[tuple[int, str, int]]  # (hour, status, runs)
     spent: Sequence[tuple[int, str, int, int, int, float | None, int]]  # (day, agent, runs, input, output, USD, runs of unknown cost)
     steps: Sequence[tuple[str | None, int]]  # (tool, or None: the model; ms)
+    summed: int | None = None  # `spent` is of so many of the newest runs, which are not all; None: of all
 
 
 PER = ("agent", "day", "model", "tool")
@@ -195,7 +196,7 @@ class PageStore(Store, Protocol):
     def statistics(
         self, *, since: datetime, agent: str | None = None, offset: timedelta = timedelta(0), scan: int = 100_000, steps: int = 300
     ) -> Statistics:
-        """`scan`: runs that are summed; `steps`: runs whose steps are timed; the newest of each."""
+        """Of the newest runs: `scan` are summed, `steps` timed (of an agent with few runs: its newest)."""
         ...
 
     def costs(self, *, per: str, since: datetime, agent: str | None = None, scan: int = 100_000) -> list[Cost]:

@@ -36,7 +36,7 @@ def all_of(figures: Any, decided: Sequence[Gate], clock: text.Clock, long: timed
     return [
         ended(figures.ended, clock, long, label),
         waited(decided, clock),
-        spent(figures.spent),
+        spent(figures.spent, figures.summed),
         steps(figures.steps),
     ]
 
@@ -146,7 +146,7 @@ def waited(decided: Sequence[Gate], clock: text.Clock) -> Chart:
     )
 
 
-def spent(found: Sequence[tuple[int, str, int, int, int, float | None, int]]) -> Chart:
+def spent(found: Sequence[tuple[int, str, int, int, int, float | None, int]], summed: int | None) -> Chart:
     """Tokens and cost of the runs that were started, per agent and day."""
     agents: dict[str, dict[int, tuple[int, int, int, int, float | None, int]]] = {}
     for day, agent, n, tokens_in, tokens_out, usd, unknown in found:
@@ -197,7 +197,8 @@ def spent(found: Sequence[tuple[int, str, int, int, int, float | None, int]]) ->
     tokens = sum(row[3] + row[4] for row in found)
     known, unknown = sum(row[5] or 0.0 for row in found), sum(row[6] for row in found)
     sentence = f"{text.number(tokens)} tokens" + (f", {text.money(known)}" if known else "") + (
-        f"; {text.plural(unknown, 'run')} of unknown cost {'is' if unknown == 1 else 'are'} not counted" if unknown else "")  # fmt: skip
+        f"; {text.plural(unknown, 'run')} of unknown cost {'is' if unknown == 1 else 'are'} not counted" if unknown else "") + (
+        f"; of the newest {text.number(summed)} runs" if summed else "")  # fmt: skip
     legend = _legend(
         [
             ('<rect class="fill-input" width="14" height="10"/>', "input tokens"),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -21,12 +21,14 @@ from outlast.web.security import Door, Scope, cookies_of, error_document, header
 
 if TYPE_CHECKING:
     from outlast.app import Outlast
+    from outlast.stores.pages import Statistics
     from outlast.web.live import Hub
 
 log = logging.getLogger("outlast.web")
 THEMES = ("light", "dark")
 ZONE_COOKIE, THEME_COOKIE = "outlast_zone", "outlast_theme"
 STUCK_S = 5.0
+FIGURES_S = 30.0  # pictures of a million runs are sums over them
 NAV_MOST = 99  # what the count beside "Inbox" shows at most
 STATUS_WORDS = {
     "waiting_for_verification": "in doubt",
@@ -54,6 +56,7 @@ class Site:
     may_view: Callable[[str, RunHead], bool] | None = None
     may_operate: Callable[[str, RunHead], bool] | None = None
     _stuck: tuple[float, Sequence[Any]] = (-1e9, ())
+    _figures: dict[tuple[Any, ...], tuple[float, Statistics]] = field(default_factory=dict)
 
     @cached_property
     def env(self) -> Environment:
@@ -105,6 +108,17 @@ class Site:
             rows = self.app.reader.stuck(limit=100)
             self._stuck = (time.monotonic(), rows)
         return rows
+
+    def figures(self, long: timedelta, agent: str | None, offset: timedelta) -> Statistics:
+        """For pictures, at most `FIGURES_S` old."""
+        key = (long, agent, offset)
+        at, found = self._figures.get(key, (-1e9, None))
+        if found is None or time.monotonic() - at > FIGURES_S:
+            found = self.app.reader.statistics(since=self.app.reader.now() - long, agent=agent, offset=offset)
+            self._figures = {k: v for k, v in self._figures.items() if time.monotonic() - v[0] < FIGURES_S} | {
+                key: (time.monotonic(), found)
+            }
+        return found
 
     # ---- pages ----------------------------------------------------------------------------------------------------------------
 

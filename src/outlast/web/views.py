@@ -340,7 +340,7 @@ def pictures(site: Site, request: Request) -> Response:
     base = _path(request, "/charts")
     label, long = SPANS[span]
     offset = clock.local(clock.now).utcoffset() or timedelta(0)
-    figures = site.app.reader.statistics(since=clock.now - long, agent=agent, offset=offset)
+    figures = site.figures(long, agent, offset)
     decided = [g for _, g in site.app.reader.decided(since=clock.now - max(long, timedelta(days=7)), agent=agent, limit=500)]
     filters = [
         Choices("Span", [Choice(words, base + query({"since": key, "agent": agent}), key == span) for key, (words, _) in SPANS.items()]),

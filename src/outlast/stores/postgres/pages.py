@@ -9,7 +9,7 @@ from typing import Any
 
 from outlast.core.gate import GateRow
 from outlast.core.run import ms
-from outlast.stores.base import Head, JournalRow
+from outlast.stores.base import ENDED, Head, JournalRow
 from outlast.stores.pages import (
     GATE_KINDS,
     MOST,
@@ -37,6 +37,7 @@ _LAST = "\U0010ffff"  # after every character
 class Pages:
     """Mixed into the store."""
 
+    now: Callable[[], datetime]
     _read: Callable[[Callable[[Tx], Any]], Any]
     _times: Callable[[], dict[str, Any]]
     _only: Callable[[Sequence[Row], str], Head]
@@ -104,15 +105,24 @@ class Pages:
     def statistics(
         self, *, since: datetime, agent: str | None = None, offset: timedelta = timedelta(0), scan: int = 100_000, steps: int = 300
     ) -> Statistics:
-        values = {"since": ms(since), "agent": agent, "offset": int(offset.total_seconds() * 1000)}
-        ended, spent, times = self._read(
-            lambda tx: tx.commit(
+        values = {
+            "since": ms(since), "now": ms(self.now()), "agent": agent, "offset": int(offset.total_seconds() * 1000), "most": 20_000,
+            "statuses": list(STATUSES)}  # fmt: skip
+
+        def work(tx: Tx) -> Statistics:
+            few = agent is not None and all(n < MOST for _, n in tx.one("count_of_agent", {**values, "most": MOST}))
+            of = "_of_agent" if few else ""
+            ended, spent, times, more = tx.commit(
                 ("ended_per_hour", values),
-                ("spent_per_day", {**values, "scan": scan}),
-                ("step_times", {**values, "scan": steps, "most": 20_000}),
+                ("spent_per_day" + of, {**values, "scan": scan}),
+                ("step_times" + of, {**values, "scan": steps if few or agent is None else 5 * steps}),
+                ("more_than", {**values, "scan": scan}),
             )
-        )
-        return Statistics(ended=ended, spent=spent, steps=times)
+            counted = [(hour, status, n) for hour, *found in ended for status, n in zip(ENDED, found, strict=True) if n]
+            return Statistics(counted, spent, times, scan if more and not few else None)
+
+        found: Statistics = self._read(work)
+        return found
 
     def costs(self, *, per: str, since: datetime, agent: str | None = None, scan: int = 100_000) -> list[Cost]:
         values = {"per": per, "since": ms(since), "agent": agent, "scan": scan}

@@ -128,7 +128,7 @@ RETURNING 1
 
 -- mark --
 UPDATE outlast.run SET lease_owner = NULL, lease_until = NULL, wake_at = NULL, needs = %(needs)s, status = %(status)s, reason = %(reason)s,
-       updated_at = %(now)s
+       updated_at = %(now)s, marked = CASE %(status)s WHEN 'failed' THEN fence END
  WHERE run_no = %(run_no)s AND fence = %(fence)s AND nonce = %(nonce)s AND lease_owner IS NOT NULL
 RETURNING 1
 
@@ -551,17 +551,38 @@ SELECT {head_columns}, {gate_columns}
    AND (%(agent)s::text IS NULL OR r.agent = %(agent)s)
  ORDER BY g.decided_at DESC, g.gate_no DESC LIMIT %(limit)s
 
--- ended_per_hour --
-SELECT ended_at / 3600000, status, count(*) FROM outlast.run
- WHERE ended_at >= %(since)s AND ended_at IS NOT NULL AND (%(agent)s::text IS NULL OR agent = %(agent)s)
- GROUP BY 1, 2 ORDER BY 1, 2
+-- ended_per_hour --  hour by hour, so that nothing is sorted: (hour, done, failed, cancelled)
+SELECT h.hour, c.*
+  FROM generate_series((SELECT greatest(%(since)s::bigint, min(ended_at)) FROM outlast.run WHERE ended_at IS NOT NULL) / 3600000, %(now)s::bigint / 3600000) h(hour)
+ CROSS JOIN LATERAL (
+        SELECT count(*) FILTER (WHERE status = 'done'), count(*) FILTER (WHERE status = 'failed'), count(*) FILTER (WHERE status = 'cancelled')
+          FROM outlast.run
+         WHERE ended_at IS NOT NULL AND ended_at >= greatest(%(since)s::bigint, h.hour * 3600000) AND ended_at < (h.hour + 1) * 3600000
+           AND (%(agent)s::text IS NULL OR agent = %(agent)s)) c
 
--- spent_per_day --  of the newest `scan` runs; what a sub-agent's run spent is in its parent's sum already
-SELECT (created_at + %(offset)s) / 86400000, agent, count(*), sum(input_tokens)::bigint, sum(output_tokens)::bigint, sum(cost_usd::float8),
-       count(*) FILTER (WHERE cost_usd IS NULL)
-  FROM (SELECT created_at, agent, input_tokens, output_tokens, cost_usd FROM outlast.run
-         WHERE created_at >= %(since)s AND CASE WHEN %(agent)s::text IS NULL THEN parent_run_id IS NULL ELSE agent = %(agent)s END ORDER BY created_at DESC LIMIT %(scan)s) near
- GROUP BY 1, 2 ORDER BY 1, 2
+-- near --  the newest runs, up to `scan`
+SELECT run_no FROM outlast.run WHERE created_at >= %(since)s ORDER BY created_at DESC LIMIT %(scan)s
+
+-- more_than --  is there more than `scan`?
+SELECT run_no FROM outlast.run WHERE created_at >= %(since)s ORDER BY created_at DESC LIMIT 1 OFFSET %(scan)s
+
+-- near_of_agent --  for an agent that has few
+SELECT k.run_no FROM unnest(%(statuses)s::text[]) s(status) CROSS JOIN LATERAL (
+        SELECT run_no, created_at FROM outlast.run WHERE agent = %(agent)s AND status = s.status AND created_at >= %(since)s) k
+ ORDER BY k.created_at DESC LIMIT %(scan)s
+
+-- spent_columns --  what a sub-agent's run spent is in its parent's sum already
+(r.created_at + %(offset)s) / 86400000, r.agent, count(*), sum(r.input_tokens)::bigint, sum(r.output_tokens)::bigint, sum(r.cost_usd::float8),
+       count(*) FILTER (WHERE r.cost_usd IS NULL)
+
+-- spent_where --
+CASE WHEN %(agent)s::text IS NULL THEN r.parent_run_id IS NULL ELSE r.agent = %(agent)s END GROUP BY 1, 2 ORDER BY 1, 2
+
+-- spent_per_day --
+SELECT {spent_columns} FROM (SELECT * FROM outlast.run WHERE created_at >= %(since)s ORDER BY created_at DESC LIMIT %(scan)s) r WHERE {spent_where}
+
+-- spent_per_day_of_agent --
+SELECT {spent_columns} FROM ({near_of_agent}) n JOIN outlast.run r ON r.run_no = n.run_no WHERE {spent_where}
 
 -- costs --  of the newest `scan` runs, by `per`
 SELECT CASE %(per)s::text
@@ -594,15 +615,20 @@ SELECT k.kind,
 -- count_stuck --
 SELECT count(*) FROM (SELECT DISTINCT run_id FROM outlast.stuck LIMIT %(most)s) x
 
--- step_times --  of the newest `scan` runs: (tool or NULL: the model, ms)
-SELECT CASE e.kind WHEN 'CallFinished' THEN
+-- step_columns --  (tool or NULL: the model, ms)
+CASE e.kind WHEN 'CallFinished' THEN
             (SELECT u.value ->> 'name'
                FROM outlast.entry a, json_array_elements(CASE json_typeof(a.body -> 'content') WHEN 'array' THEN a.body -> 'content' ELSE '[]' END) u
               WHERE a.run_no = e.run_no AND a.seq = e.seq AND a.kind = 'MessageAdded'
                 AND CASE json_typeof(u.value) WHEN 'object' THEN u.value ->> 'id' = e.body ->> 'call_id' END LIMIT 1) END,
        coalesce(e.meta ->> 'ms', e.meta ->> 'latency_ms')::float8::bigint
-  FROM (SELECT run_no FROM outlast.run
-         WHERE created_at >= %(since)s AND (%(agent)s::text IS NULL OR agent = %(agent)s) ORDER BY created_at DESC LIMIT %(scan)s) near
-  JOIN outlast.entry e ON e.run_no = near.run_no
- WHERE e.kind IN ('CallFinished', 'MessageAdded') AND coalesce(e.meta ->> 'ms', e.meta ->> 'latency_ms') IS NOT NULL
- LIMIT %(most)s
+
+-- step_where --
+e.kind IN ('CallFinished', 'MessageAdded') AND coalesce(e.meta ->> 'ms', e.meta ->> 'latency_ms') IS NOT NULL LIMIT %(most)s
+
+-- step_times --
+SELECT {step_columns} FROM ({near}) n JOIN outlast.run r ON r.run_no = n.run_no JOIN outlast.entry e ON e.run_no = r.run_no
+ WHERE (%(agent)s::text IS NULL OR r.agent = %(agent)s) AND {step_where}
+
+-- step_times_of_agent --
+SELECT {step_columns} FROM ({near_of_agent}) n JOIN outlast.entry e ON e.run_no = n.run_no WHERE {step_where}

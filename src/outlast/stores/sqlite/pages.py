@@ -13,7 +13,7 @@ import apsw
 
 from outlast.core.gate import GateRow
 from outlast.core.run import ms
-from outlast.stores.base import Head, JournalRow
+from outlast.stores.base import ENDED, Head, JournalRow
 from outlast.stores.pages import (
     GATE_KINDS,
     MOST,
@@ -42,6 +42,7 @@ _LAST = "\U0010ffff"  # after every character
 class Pages:
     """Mixed into the store: reads with its connections and its way to see leases."""
 
+    now: Callable[[], datetime]
     _files: Connections
     _head: Callable[[apsw.Connection, str], Head]
     _as_heads: Callable[[Sequence[rows.Row]], list[Head]]
@@ -113,12 +114,21 @@ class Pages:
     def statistics(
         self, *, since: datetime, agent: str | None = None, offset: timedelta = timedelta(0), scan: int = 100_000, steps: int = 300
     ) -> Statistics:
-        values = {"since": ms(since), "agent": agent, "offset": int(offset.total_seconds() * 1000)}
+        values = {
+            "since": ms(since), "now": ms(self.now()), "agent": agent, "offset": int(offset.total_seconds() * 1000), "most": 20_000,
+            "statuses": json.dumps(STATUSES), "status": None}  # fmt: skip
 
         def work(db: apsw.Connection) -> Statistics:
-            return Statistics(
-                ended=ask(db, Q["ended_per_hour"], values), spent=ask(db, Q["spent_per_day"], values | {"scan": scan}),
-                steps=ask(db, Q["step_times"], values | {"scan": steps, "most": 20_000}))  # fmt: skip
+            few = agent is not None and all(
+                ask(db, Q["count_of_agent"], {**values, "status": s, "most": MOST})[0][0] < MOST for s in STATUSES
+            )
+            of = "_of_agent" if few else ""
+            hours = ask(db, Q["ended_per_hour"], values)
+            ended = [(hour, status, n) for hour, found in hours for status, n in zip(ENDED, json.loads(found), strict=True) if n]
+            spent = ask(db, Q["spent_per_day" + of], values | {"scan": scan})
+            times = ask(db, Q["step_times" + of], values | {"scan": steps if few or agent is None else 5 * steps})
+            more = not few and ask(db, Q["more_than"], values | {"scan": scan})
+            return Statistics(ended, spent, times, scan if more else None)
 
         return self._files.read(work)
 

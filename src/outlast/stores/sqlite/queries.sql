@@ -75,7 +75,7 @@ RETURNING 1
 
 -- mark --
 UPDATE run SET lease_owner = NULL, lease_until = NULL, lease_boot = NULL, lease_until_at = NULL, wake_at = NULL, needs = :needs,
-       status = :status, reason = :reason, updated_at = :now
+       status = :status, reason = :reason, updated_at = :now, marked = CASE :status WHEN 'failed' THEN fence END
  WHERE run_no = :run_no AND fence = :fence AND nonce = :nonce AND lease_owner IS NOT NULL
 RETURNING 1
 
@@ -457,17 +457,37 @@ SELECT {head_columns}, {gate_columns}
    AND (:agent IS NULL OR r.agent = :agent)
  ORDER BY g.decided_at DESC LIMIT :limit
 
--- ended_per_hour --
-SELECT updated_at / 3600000, status, count(*) FROM run INDEXED BY run_ended
- WHERE (status = 'done' OR status = 'failed' OR status = 'cancelled') AND updated_at >= :since AND (:agent IS NULL OR agent = :agent)
- GROUP BY 1, 2 ORDER BY 1
+-- ended_per_hour --  hour by hour, so that nothing is sorted: (hour, [done, failed, cancelled])
+WITH RECURSIVE hour(h) AS (
+    SELECT max(:since, min(updated_at)) / 3600000 FROM run INDEXED BY run_ended WHERE (status = 'done' OR status = 'failed' OR status = 'cancelled')
+    UNION ALL SELECT h + 1 FROM hour WHERE h < :now / 3600000)
+SELECT h, (SELECT json_array(count(*) FILTER (WHERE status = 'done'), count(*) FILTER (WHERE status = 'failed'), count(*) FILTER (WHERE status = 'cancelled'))
+             FROM run INDEXED BY run_ended
+            WHERE (status = 'done' OR status = 'failed' OR status = 'cancelled') AND updated_at >= max(:since, h * 3600000) AND updated_at < (h + 1) * 3600000
+              AND (:agent IS NULL OR agent = :agent))
+  FROM hour
 
--- spent_per_day --  of the newest :scan runs; what a sub-agent's run spent is in its parent's sum already
-SELECT (created_at + :offset) / 86400000, agent, count(*), sum(input_tokens), sum(output_tokens), sum(CAST(cost_usd AS REAL)),
-       sum(cost_usd IS NULL)
-  FROM (SELECT created_at, agent, input_tokens, output_tokens, cost_usd FROM run INDEXED BY run_created
-         WHERE created_at >= :since AND CASE WHEN :agent IS NULL THEN parent_run_id IS NULL ELSE agent = :agent END ORDER BY created_at DESC LIMIT :scan)
- GROUP BY 1, 2 ORDER BY 1, 2
+-- near --  the newest runs, up to :scan
+SELECT run_no FROM run INDEXED BY run_created WHERE created_at >= :since ORDER BY created_at DESC LIMIT :scan
+
+-- more_than --  is there more than `scan`?
+SELECT run_no FROM run INDEXED BY run_created WHERE created_at >= :since ORDER BY created_at DESC LIMIT 1 OFFSET :scan
+
+-- near_of_agent --  for an agent that has few
+SELECT run_no FROM json_each(:statuses) s CROSS JOIN run INDEXED BY run_agent
+ WHERE agent = :agent AND status = s.value AND created_at >= :since ORDER BY created_at DESC LIMIT :scan
+
+-- spent_columns --  what a sub-agent's run spent is in its parent's sum already
+(r.created_at + :offset) / 86400000, r.agent, count(*), sum(r.input_tokens), sum(r.output_tokens), sum(CAST(r.cost_usd AS REAL)), sum(r.cost_usd IS NULL)
+
+-- spent_where --
+CASE WHEN :agent IS NULL THEN r.parent_run_id IS NULL ELSE r.agent = :agent END GROUP BY 1, 2 ORDER BY 1, 2
+
+-- spent_per_day --
+SELECT {spent_columns} FROM ({near}) n CROSS JOIN run r ON r.run_no = n.run_no WHERE {spent_where}
+
+-- spent_per_day_of_agent --
+SELECT {spent_columns} FROM ({near_of_agent}) n CROSS JOIN run r ON r.run_no = n.run_no WHERE {spent_where}
 
 -- costs --  of the newest :scan runs, by :per; money in units of 1e-10 USD, so that adding is exact
 SELECT CASE :per WHEN 'agent' THEN r.agent WHEN 'day' THEN strftime('%Y-%m-%d', e.at / 1000.0, 'unixepoch') WHEN 'model' THEN e.meta ->> '$.model'
@@ -496,14 +516,19 @@ SELECT k.value,
 -- count_stuck --
 SELECT count(*) FROM (SELECT DISTINCT run_id FROM stuck LIMIT :most)
 
--- step_times --  of the newest :scan runs: (tool or NULL: the model, ms)
-SELECT CASE e.kind WHEN 'CallFinished' THEN
+-- step_columns --  (tool or NULL: the model, ms)
+CASE e.kind WHEN 'CallFinished' THEN
             (SELECT u.value ->> '$.name' FROM entry a, json_each(a.body, '$.content') u
               WHERE a.run_no = e.run_no AND a.seq = e.seq AND a.kind = 'MessageAdded'
                 AND CASE WHEN u.type = 'object' THEN u.value ->> '$.id' = e.body ->> '$.call_id' END LIMIT 1) END,
        coalesce(e.meta ->> '$.ms', e.meta ->> '$.latency_ms')
-  FROM (SELECT run_no FROM run INDEXED BY run_created
-         WHERE created_at >= :since AND (:agent IS NULL OR agent = :agent) ORDER BY created_at DESC LIMIT :scan) near
-  JOIN entry e ON e.run_no = near.run_no
- WHERE e.kind IN ('CallFinished', 'MessageAdded') AND coalesce(e.meta ->> '$.ms', e.meta ->> '$.latency_ms') IS NOT NULL
- LIMIT :most
+
+-- step_where --
+e.kind IN ('CallFinished', 'MessageAdded') AND coalesce(e.meta ->> '$.ms', e.meta ->> '$.latency_ms') IS NOT NULL LIMIT :most
+
+-- step_times --
+SELECT {step_columns} FROM ({near}) n CROSS JOIN run r ON r.run_no = n.run_no JOIN entry e ON e.run_no = r.run_no
+ WHERE (:agent IS NULL OR r.agent = :agent) AND {step_where}
+
+-- step_times_of_agent --
+SELECT {step_columns} FROM ({near_of_agent}) n JOIN entry e ON e.run_no = n.run_no WHERE {step_where}
