@@ -402,7 +402,11 @@ class Outlast:
 
     def cancel(self, run_id: str, *, by: str | None = None, note: str | None = None) -> RunHead:
         """End a run: gates closed, open calls answered, in one transaction that needs no living worker. A finished one stays as it is."""
-        return RunHead(**head_fields(self._outside(run_id, outside.cancel(_by(by), _note(note)))[0]))
+        head, gone = self._store.head(run_id), outside.lost(r.Run(run_id))
+        if head.parent_run_id is not None:
+            with contextlib.suppress(InvariantViolated):  # a journal that cannot be read: the run can be ended all the same
+                gone = outside.lost(r.fold(r.Run(run_id), self._store.load(head.run_no)[0]))
+        return RunHead(**head_fields(self._outside(run_id, outside.cancel(_by(by), _note(note), gone))[0]))
 
     def retry(self, run_id: str, *, by: str | None = None) -> RunHead:
         """Take a failed or cancelled run up again. Refused where that would only repeat the failure: `send` it something instead."""
@@ -928,7 +932,7 @@ class Outlast:
         last = next((x for x in reversed(list(run.messages)) if x["role"] == "assistant"), None)
         output = codec.clean(agent.output_of(last)) if agent and step.status == "done" else None
         ended = r.ChildFinished(run.parent_call_id, step.status, output, step.reason, run.input_tokens, run.output_tokens,
-                                outside.paid(run), run.cache_read_tokens, run.cache_write_tokens)  # fmt: skip
+                                outside.paid(run), run.cache_read_tokens, run.cache_write_tokens, *outside.lost(run))  # fmt: skip
         return base.ParentEntry(run.parent_run_id, outside.child_ended(ended))
 
     def _alone(self) -> Callable[[base.Lease], Awaitable[None]] | None:

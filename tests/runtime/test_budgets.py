@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 
 from outlast import Agent, Limits, Outlast, Run, tool
+from outlast.core.run import ModelCallLost, fold, headed, stored
+from outlast.core.run import Run as FoldedRun
 from outlast.errors import UsageError
 from outlast.models import ScriptedModel
 from outlast.prices import Usage, cost, usage_of
 from outlast.runtime import crashpoints
+from outlast.stores.base import Batch, NewHead
 
 PRICES = {
     "scripted": {
@@ -193,6 +196,65 @@ def test_spend_is_at_most_the_cap_and_one_call_over_every_crash(tmp_path: Path) 
     assert status == "failed"
     assert paid <= cap + ONE
     assert paid >= cap / 2
+
+
+@pytest.mark.parametrize("end", ["done", "cancelled"])
+def test_a_childs_lost_model_call_is_counted_by_its_parent(tmp_path: Path, end: str) -> None:
+    """The child's worker dies with an answer in hand. What that may have cost is spent of its parent's budget, however the child ends."""
+    says = {
+        "role": "assistant",
+        "content": [{"type": "text", "text": "Done."}],
+        "stop_reason": "end_turn",
+        "usage": USAGE,
+        "model": "scripted",
+    }
+    call = {"type": "tool_use", "id": "toolu_1", "name": "helper", "input": {"task": "Look."}}
+    ask = {**says, "content": [call], "stop_reason": "tool_use"}
+
+    def app_with(cap: str) -> Outlast:
+        helper = Agent("helper", model=ScriptedModel([says]), model_settings={"max_tokens": 100})
+        boss = Agent(
+            "boss", model=ScriptedModel([ask, says]), tools=[helper.as_tool(description="Helps.")], model_settings={"max_tokens": 100},
+            limits=Limits(cost_usd=Decimal(cap)))  # fmt: skip
+        app = Outlast(tmp_path / "a.db", agents=[boss, helper], prices=PRICES)
+        app._store._dead = lambda owner: True  # type: ignore[attr-defined]  # the killed holder was this process
+        return app
+
+    answers = 0
+
+    def kill(name: str) -> None:
+        nonlocal answers
+        answers += name == "model.after"
+        if name == "model.after" and answers == 2:
+            raise Killed
+
+    with app_with("0.018") as app:
+        app.start("boss", "go", run_id="r")
+        crashpoints.arm(kill)
+        try:
+            with pytest.raises(Killed):
+                app.resume_sync("r")
+        finally:
+            crashpoints.arm(None)
+    with app_with("0.018") as app:
+        child = app.head("r:toolu_1").run_id
+        if end == "done":
+            app.resume_sync(child)
+        else:
+            app._store.reap()
+            lease = app._store.claim_run(child, "another")
+            lost = ModelCallLost(input_tokens=100, cost_usd="0.0018")  # what its next worker had written before it was cancelled
+            entries, place = app._store.load(lease.run_no)
+            head = NewHead("running", None, release=True)
+            app._store.append(lease, place, Batch([stored(headed(lost, at=app._store.now()))], head, place.seq), now=app._store.now())
+            assert len(entries) == place.entries
+            app.cancel(child)
+        run = app.resume_sync("r")
+        folded, below = (fold(FoldedRun(x), app._store.load(app._store.head(x).run_no)[0]) for x in ("r", child))
+        assert below.lost_usd > 0 and below.lost_tokens > 0
+        assert (folded.lost_usd, folded.lost_tokens, folded.lost_calls) == (below.lost_usd, below.lost_tokens, 0)
+        assert run.cost_usd == 2 * ONE, "what may have been lost is no answer's cost"
+        assert run.status == ("waiting_for_budget" if end == "done" else "done"), run.reason
 
 
 # ---- a loop that only burns tokens ------------------------------------------------------------------------------------------------

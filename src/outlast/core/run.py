@@ -319,6 +319,8 @@ class ChildFinished(Entry):
     cost_usd: str | None = None
     cache_read_tokens: int = 0
     cache_write_tokens: int = 0
+    lost_tokens: int = 0  # of model calls below that may have been paid for and lost: counted by the parent's limits
+    lost_usd: str | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -895,7 +897,8 @@ def _gate(run: Run, entry: Entry) -> Run:
             spent = _with(
                 run, input_tokens=run.input_tokens + entry.input_tokens, output_tokens=run.output_tokens + entry.output_tokens,
                 cache_read_tokens=run.cache_read_tokens + entry.cache_read_tokens,
-                cache_write_tokens=run.cache_write_tokens + entry.cache_write_tokens, **_paid(run, entry.cost_usd, counts=True))  # fmt: skip
+                cache_write_tokens=run.cache_write_tokens + entry.cache_write_tokens, lost_tokens=run.lost_tokens + entry.lost_tokens,
+                lost_usd=run.lost_usd + (money(entry.lost_usd) or 0), **_paid(run, entry.cost_usd, counts=True))  # fmt: skip
             return _change(spent, f"run:{call_id}", outcome="arrived", closed=entry)
     return run
 

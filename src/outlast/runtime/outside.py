@@ -158,22 +158,22 @@ def retry(by: str | None) -> base.Plan:
     return plan
 
 
-def cancel(by: str | None, note: str | None) -> base.Plan:
-    """Close the gates and answer every open call in one transaction; needs no living worker."""
+def cancel(by: str | None, note: str | None, gone: tuple[int, str | None] = (0, None)) -> base.Plan:
+    """Close the gates and answer every open call in one transaction; needs no living worker. `gone`: what `lost` says of a child run."""
 
     def plan(tail: base.Tail) -> base.Outside:
         if tail.head.status in base.ENDED:
             return base.Outside(wake=False)
         run = tail.run
         entries = [r.RunCancelled(note, by=by), *s.closing(run, "cancelled")]
-        below = [g.opened.args["run_id"] for g in run.all_gates() if g.opened.kind == "run" and g.outcome is None and g.opened.args]
-        others = [base.ParentEntry(child, cancel(by, note)) for child in below]
+        children = [g.opened.args["run_id"] for g in run.all_gates() if g.opened.kind == "run" and g.outcome is None and g.opened.args]
+        others = [base.ParentEntry(child, cancel(by, note)) for child in children]
         if tail.head.parent_run_id and tail.head.parent_call_id:
             head = tail.head
             ended = r.ChildFinished(
                 tail.head.parent_call_id, "cancelled", None, note, head.input_tokens, head.output_tokens,
                 head.cost_usd if head.model_calls else "0",
-                head.cache_read_tokens, head.cache_write_tokens)  # fmt: skip
+                head.cache_read_tokens, head.cache_write_tokens, *gone)  # fmt: skip
             others.append(base.ParentEntry(tail.head.parent_run_id, child_ended(ended)))
         return _write(
             tail, entries, status="cancelled", reason=note or f"cancelled{' by ' + by if by else ''}", wake=False, fence=True, others=others
@@ -187,6 +187,11 @@ def paid(run: r.Run) -> str | None:
     if not run.model_calls:
         return "0"
     return f"{run.cost_usd:f}" if run.cost_usd is not None else None
+
+
+def lost(run: r.Run) -> tuple[int, str | None]:
+    """Tokens and USD of model calls of a run, and of runs below, that may have been paid for and lost."""
+    return run.lost_tokens, f"{run.lost_usd:f}" if run.lost_usd else None
 
 
 def child_ended(entry: r.ChildFinished) -> base.Plan:
