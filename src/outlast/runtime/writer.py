@@ -109,6 +109,11 @@ class Writer:
                 f"run {self.lease.run_id}: {e}", run_id=self.lease.run_id, hint=f"outlast show {self.lease.run_id} --journal"
             ) from e
         self.run = r.fold(self.run, entries)
+        if self.store.now() >= self.lease.until and not self.store.peek([self.lease])[0].held:
+            # Stopped past its lease, perhaps: what it reads now is somebody else's work, and the model would be asked twice for what comes next.
+            raise LeaseLost(
+                f"run {self.lease.run_id} was taken over meanwhile", hint=f"outlast show {self.lease.run_id}", run_id=self.lease.run_id
+            )
         if first:
             traced = (str(e.meta[TRACEPARENT]) for e in reversed(entries) if e.meta and TRACEPARENT in e.meta)
             self.traced_before = list(islice(traced, LINKS))
