@@ -302,3 +302,31 @@ def test_what_comes_after_the_application_is_closed_opens_no_file(tmp_path: Path
     assert (store._files._writer is None) is closed  # type: ignore[attr-defined]  # SQLite's
     assert ("LateResult" in kinds(app)) is not closed
     app.close()
+
+
+def test_who_was_stopped_past_its_lease_asks_no_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between its claim and its first look somebody else has taken the run."""
+    asked: list[str] = []
+
+    def asks(who: str) -> Agent[Any]:
+        async def model(request: ModelRequest) -> Any:
+            asked.append(who)
+            return "Done."
+
+        return Agent("a", model=model)
+
+    with Outlast(tmp_path / "o.db", agents=[asks("slow")]) as app, Outlast(tmp_path / "o.db", agents=[asks("other")]) as other:
+        app.start("a", "go", run_id="r")
+        load = app._store.load
+
+        def late(*args: Any, **more: Any) -> Any:
+            monkeypatch.setattr(app._store, "load", load)
+            found = load(*args, **more)
+            other._store._boot_clock = lambda: 10**12  # type: ignore[attr-defined]  # SQLite's lease clock: much later
+            other._store.claim_run("r", "host/boot/ns/1/1")
+            return found
+
+        monkeypatch.setattr(app._store, "load", late)
+        with pytest.raises(LeaseLost):
+            app.resume_sync("r")
+        assert asked == []

@@ -286,14 +286,16 @@ class Drive:
                 raise
 
     async def _begin(self) -> Saved:
-        self.head_row = await self._blocking(self.store.head, self.writer.lease.run_id)
-        self.writer.status, self.writer.needed = self.head_row.status, self.head_row.needs
         try:
             await self._blocking(self.writer.load)
         except SchemaTooNew as e:
             return await self._park(e)
         except InvariantViolated as e:
             return await self._mark(e)
+        self.head_row = await self._blocking(self.store.head, self.writer.lease.run_id)
+        self.lost = self.lost or self.head_row.fence != self.writer.lease.fence  # we were stopped past our lease: nothing is asked under it
+        self._raise_if_lost()
+        self.writer.status, self.writer.needed = self.head_row.status, self.head_row.needs
         self.segment.follows(self.writer.traced_before)
         return await self._save(await self._blocking(self.found_on_take_over))
 
