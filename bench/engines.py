@@ -102,6 +102,11 @@ def kept(d: Any, run_id: str) -> int | None:
 
         with sa.create_engine(d.app.engine.url).connect() as db:
             return int(db.execute(sa.text("SELECT sum(length(output) + length(function_name)) FROM operation_outputs")).scalar() or 0)
+    if d.name == "restate":
+        from outlast.engines._http import http
+
+        query = f"SELECT sum(raw_length) AS held FROM sys_journal WHERE id IN (SELECT id FROM sys_invocation WHERE target_service_key = '{run_id}')"
+        return int(http("POST", f"http://127.0.0.1:{d.ports[1]}/query", {"query": query})["rows"][0]["held"])
     if d.name == "inngest":
         return sum(len(line) for line in (d.folder / "events").read_text().splitlines() if f'"{run_id}' in line or '"step"' in line)
     return None
