@@ -30,6 +30,7 @@ MAY: dict[str, set[str]] = {
     "core": set(),
     "errors": set(),
     "settings": {"errors"},
+    "sync": set(),
     "prices": {"errors"},
     "gates": {"core", "errors"},
     "stores": {"core", "errors"},
@@ -52,10 +53,11 @@ MAY: dict[str, set[str]] = {
         "stores.pages",
         "models.base",
     },
-    "openrun": {"core", "errors", "documents", "tools", "agent", "stores.base", "runtime"},
-    "alone": {"core", "errors", "stores", "agent", "app"},  # a child process begins here: it makes the app again
+    "openrun": {"sync", "core", "errors", "documents", "tools", "agent", "stores.base", "runtime"},
+    "alone": {"sync", "core", "errors", "stores", "agent", "app"},  # a child process begins here: it makes the app again
     "engines": {"core", "errors", "documents", "gates", "tools", "agent", "stores.base", "stores.owner", "models.base", "runtime"},
     "app": {
+        "sync",
         "prices",
         "core",
         "errors",
@@ -74,7 +76,7 @@ MAY: dict[str, set[str]] = {
         "alone",
     },
     "web": {"app", "errors", "documents", "settings", "runtime.metrics"},
-    "cli": {"reader", "stores.pages", "runtime.metrics", "outlast", "app", "errors", "documents", "settings", "web", "testing"},
+    "cli": {"sync", "reader", "stores.pages", "runtime.metrics", "outlast", "app", "errors", "documents", "settings", "web", "testing"},
     "__main__": {"cli"},
     "testing": {"app", "engines", "agent", "core", "errors", "documents", "gates", "tools", "models", "runtime", "stores"},
 }

@@ -23,9 +23,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from outlast import sync
 from outlast.core.run import iso
 from outlast.errors import OutlastError
-from outlast.runtime import sync
 from outlast.stores import base, owner
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from pathlib import Path
 from types import EllipsisType
 from typing import Any, Literal, Self, TypeVar, cast
 
-from outlast import alone, engines, settings
+from outlast import alone, engines, settings, sync
 from outlast.agent import Agent, bare, library
 from outlast.core import codec
 from outlast.core import messages as m
@@ -54,7 +54,7 @@ from outlast.models import resolve
 from outlast.openrun import OpenRun
 from outlast.prices import checked as checked_prices
 from outlast.reader import Reader
-from outlast.runtime import crashpoints, deploy, fork, metrics, notices, outside, sweeper, sync
+from outlast.runtime import crashpoints, deploy, fork, metrics, notices, outside, sweeper
 from outlast.runtime import plan as plans
 from outlast.runtime.clock import ManualClock
 from outlast.runtime.drive import Drive, named

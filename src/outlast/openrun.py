@@ -16,13 +16,13 @@ from datetime import datetime
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
+from outlast import sync
 from outlast.core import codec
 from outlast.core import messages as m
 from outlast.core import run as r
 from outlast.core import step as s
 from outlast.documents import Checkpoint, Message, RunHead, Status, Tags, head_fields
 from outlast.errors import LeaseLost, Refused, StoreError, UsageError
-from outlast.runtime import sync
 from outlast.runtime.drive import Drive
 from outlast.runtime.writer import Saved
 

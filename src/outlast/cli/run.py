@@ -125,7 +125,7 @@ def started(head: RunHead, options: Options) -> int:
 
 
 def drive(app: Outlast, printer: Printer, options: Options, begin: Callable[[], Awaitable[Run[Any]]], *, follow: bool) -> int:
-    from outlast.runtime import sync
+    from outlast import sync
 
     app.listen(printer.heard)
     try:

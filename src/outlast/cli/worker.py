@@ -46,7 +46,7 @@ def worker(
     until_idle: Annotated[bool, typer.Option("--until-idle", help="end when every unfinished run waits")] = False,
 ) -> int:
     """Drive runs. The first SIGTERM or Ctrl-C lets running steps end (exit code 0), the second stops at once."""
-    from outlast.runtime import sync
+    from outlast import sync
 
     if app_name is not None:
         if options.app is not None:
