@@ -59,6 +59,7 @@ from outlast.runtime import plan as plans
 from outlast.runtime.clock import ManualClock
 from outlast.runtime.drive import Drive, named
 from outlast.runtime.leases import Keeper
+from outlast.runtime.metrics import Key as MetricKey
 from outlast.runtime.worker import Worker
 from outlast.runtime.writer import Writer
 from outlast.stores import audit, base, care, moving, owner
@@ -566,9 +567,12 @@ class Outlast:
 
     def metrics(self) -> str:
         """This process's counts, and what waits in the store, as Prometheus text. Cost: two indexed reads of the store."""
+        return metrics.text(self._gauges())
+
+    def _gauges(self) -> dict[MetricKey, float]:
         opened = self._opened
         held = opened[2].held() if opened is not None and opened[0] == os.getpid() else 0
-        return metrics.text({**metrics.gauges(self.reader.waiting(), self._store.now()), ("outlast_runs_held", ()): held})
+        return {**metrics.gauges(self.reader.waiting(), self._store.now()), ("outlast_runs_held", ()): held}
 
     def keeps_leases(self) -> bool:
         """Are the leases of the runs held here being renewed? (Where none is held there is nothing to renew.)"""
@@ -750,6 +754,7 @@ class Outlast:
 
     def close(self) -> None:
         """Close the store. Runs that are being driven are not waited for."""
+        metrics.withdraw(self._gauges)
         with self._lock:
             opened, self._opened = self._opened, None
         if opened is not None and opened[0] == os.getpid():
@@ -893,7 +898,7 @@ class Outlast:
 
     def _drive_of(self, lease: base.Lease, agent: Agent[Any], *, deps: Any, patience_s: float) -> Drive:
         agent = self._connected.get(agent.name, agent)
-        metrics.export()
+        metrics.export(self._gauges)
         return Drive(
             self._store, lease, agent, resolve(agent.model), writer=self._equip, deps=deps, listen=self._emit, keeper=self._keeper,
             threads=self._open()[3], patience=timedelta(seconds=patience_s), lease_s=self._lease_s, guarded=self._may_decide is not None,

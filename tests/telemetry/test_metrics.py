@@ -139,13 +139,17 @@ def test_what_waits_comes_from_the_store(tmp_path: Path) -> None:
         assert number(found, "outlast_gates_waiting_oldest_seconds", kind="approval") == 60
 
 
-def test_a_call_in_doubt_and_a_stuck_run_show(tmp_path: Path) -> None:
+def payer() -> Agent[str]:
     @tool
     def pay(ctx: ToolContext[Any]) -> str:
         """Pay."""
         raise ConnectionError("the bank did not answer")
 
-    agent = Agent("payer", model=ScriptedModel([calls("pay"), "Paid."]), tools=[pay])
+    return Agent("payer", model=ScriptedModel([calls("pay"), "Paid."]), tools=[pay])
+
+
+def test_a_call_in_doubt_and_a_stuck_run_show(tmp_path: Path) -> None:
+    agent = payer()
     with Outlast(tmp_path / "a.db", agents=[agent]) as app:
         assert app.run_sync(agent, "go").status == "waiting_for_verification"
         found = parsed(app.metrics())
@@ -201,6 +205,11 @@ def test_the_web_page_serves_it_behind_its_door(tmp_path: Path, monkeypatch: pyt
             assert client.get("/metrics", headers=bearer).status_code == 403
 
 
+def collected(reader: InMemoryMetricReader) -> dict[str, list[Any]]:
+    data = reader.get_metrics_data()
+    return {m.name: list(m.data.data_points) for r in data.resource_metrics for s in r.scope_metrics for m in s.metrics} if data else {}
+
+
 def test_opentelemetrys_meter_gets_the_same(tmp_path: Path) -> None:
     from opentelemetry import metrics as otel
 
@@ -209,8 +218,19 @@ def test_opentelemetrys_meter_gets_the_same(tmp_path: Path) -> None:
     agent = mailer()
     with Outlast(tmp_path / "a.db", agents=[agent]) as app:
         app.run_sync(agent, "go")
-    data = reader.get_metrics_data()
-    assert data is not None
-    points = {m.name: list(m.data.data_points) for r in data.resource_metrics for s in r.scope_metrics for m in s.metrics}
-    assert [p.value for p in points["outlast.steps"]] == [3]  # type: ignore[union-attr]  # a sum has values
+        points = collected(reader)
+        assert [p.value for p in points["outlast.runs_stuck"]] == [0]
+        gates = {dict(p.attributes or {})["kind"]: p.value for p in points["outlast.gates_waiting"]}
+        assert gates["approval"] == 0 and set(gates) > {"verification", "budget"}
+    doubting = payer()
+    with Outlast(tmp_path / "a.db", agents=[doubting]) as app:
+        assert app.run_sync(doubting, "go").status == "waiting_for_verification"
+        points = collected(reader)
+        assert [p.value for p in points["outlast.runs_stuck"]] == [1]
+        assert [p.value for p in points["outlast.calls_in_doubt"]] == [1]
+        ages = {dict(p.attributes or {})["kind"]: p.value for p in points["outlast.gates_waiting_oldest_seconds"]}
+        assert ages["verification"] >= 0
+    points = collected(reader)
+    assert "outlast.runs_stuck" not in points or not points["outlast.runs_stuck"], "a store that is closed is not opened again"
+    assert [p.value for p in points["outlast.steps"]] == [5]
     assert {dict(p.attributes or {})["kind"] for p in points["outlast.tokens"]} == {"input", "output", "cache_read"}

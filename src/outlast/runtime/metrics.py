@@ -6,11 +6,16 @@ when somebody asks.
 
 from __future__ import annotations
 
+import logging
 import threading
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
+from weakref import WeakMethod
+
+from outlast.errors import StoreError
+from outlast.runtime.clock import monotonic
 
 if TYPE_CHECKING:
     from outlast.stores.pages import Waiting
@@ -18,6 +23,9 @@ if TYPE_CHECKING:
 TEXT_FORMAT = "text/plain; version=0.0.4; charset=utf-8"  # what `text` gives, as a content type
 Labels = tuple[tuple[str, str], ...]
 Key = tuple[str, Labels]  # a name of NAMES, and its labels by name
+Gauges = Callable[[], Mapping[Key, float]]
+
+log = logging.getLogger("outlast")
 
 # name -> (type, what it counts, the OpenTelemetry unit)
 NAMES: dict[str, tuple[str, str, str]] = {
@@ -97,7 +105,7 @@ def reset() -> None:
         _seconds, _steps = 0.0, 0
 
 
-def gauges(waiting: Waiting, now: datetime) -> dict[tuple[str, Labels], float]:
+def gauges(waiting: Waiting, now: datetime) -> dict[Key, float]:
     """What a store says of itself, as gauges. Calls in doubt are those that wait for a person's word."""
     out: dict[tuple[str, Labels], float] = {("outlast_runs_stuck", ()): waiting.stuck}
     for kind, n, oldest in waiting.open:
@@ -108,7 +116,7 @@ def gauges(waiting: Waiting, now: datetime) -> dict[tuple[str, Labels], float]:
     return out
 
 
-def text(gauges: Mapping[tuple[str, Labels], float]) -> str:
+def text(gauges: Mapping[Key, float]) -> str:
     """All of it in Prometheus' text format."""
     found = {**counts(), **gauges}
     lines: list[str] = []
@@ -143,11 +151,28 @@ def _labels(labels: Labels) -> str:
 
 
 _exported = False
+_stores: dict[WeakMethod[Gauges], tuple[float, Mapping[Key, float]]] = {}  # what each said when it was asked last, and when
+FRESH_S = 1.0  # one collection asks for every gauge; the store is read once
 
 
-def export() -> None:
-    """Offer the counts to OpenTelemetry's meter, once; nothing where its API is not installed."""
+def _gone(ref: WeakMethod[Gauges]) -> None:
+    _stores.pop(ref, None)  # no lock: whoever holds it may be the one that the garbage collector interrupted
+
+
+def withdraw(gauges: Gauges) -> None:
+    """Its store is closed: it is not asked any more."""
+    with _lock:
+        _stores.pop(WeakMethod(gauges), None)
+
+
+def export(gauges: Gauges) -> None:
+    """Offer the counts to OpenTelemetry's meter, once, and what a store says of itself; nothing where its API is not installed.
+
+    `gauges`: a method that reads them. It is asked when somebody collects, so without the SDK never.
+    """
     global _exported
+    with _lock:
+        _stores.setdefault(WeakMethod(gauges, _gone), (float("-inf"), {}))
     if _exported:
         return
     _exported = True
@@ -164,6 +189,8 @@ def export() -> None:
         elif kind == "histogram":  # the API has no observable one: how many there were and how long they took together
             meter.create_observable_counter("outlast.appends", callbacks=[_observed_appends(0)], unit="1", description="appends")
             meter.create_observable_counter("outlast.append_seconds", callbacks=[_observed_appends(1)], unit="s", description=help_text)
+        else:
+            meter.create_observable_gauge(name.replace("_", ".", 1), callbacks=[_observed_gauge(name)], unit=unit, description=help_text)
 
 
 def _observed(name: str) -> Any:
@@ -173,6 +200,43 @@ def _observed(name: str) -> Any:
         return [Observation(value, dict(labels)) for (n, labels), value in counts().items() if n == name]
 
     return observe
+
+
+def _observed_gauge(name: str) -> Any:
+    def observe(_options: Any) -> Iterable[Any]:
+        from opentelemetry.metrics import Observation
+
+        found: dict[Labels, float] = {}
+        for said in _of_stores():
+            for (n, labels), value in said.items():
+                if n == name:  # of several stores: all that waits, and the oldest of it
+                    found[labels] = max(found.get(labels, 0), value) if name.endswith("_seconds") else found.get(labels, 0) + value
+        return [Observation(value, dict(labels)) for labels, value in found.items()]
+
+    return observe
+
+
+def _of_stores() -> list[Mapping[Key, float]]:
+    """What each open store says of itself. One that cannot be read says nothing: a gap in a graph is true, an old figure is not."""
+    with _lock:
+        stores = dict(_stores)
+    out = []
+    for ref, (read_at, before) in stores.items():
+        gauges = ref()
+        if gauges is None:
+            continue
+        said = before
+        if monotonic() - read_at >= FRESH_S:
+            try:
+                said = gauges()
+            except StoreError as e:
+                log.warning("what waits could not be counted: %s", e)
+                continue
+            with _lock:
+                if ref in _stores:
+                    _stores[ref] = (monotonic(), said)
+        out.append(said)
+    return out
 
 
 def _observed_appends(which: int) -> Any:
