@@ -20,12 +20,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
 import psycopg
-from psycopg import ClientCursor
+from psycopg import ClientCursor, errors, generators
 from psycopg.abc import PQGen
+from psycopg.adapt import Transformer
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.pq import ExecStatus
+from psycopg.pq.abc import PGresult
 
 from outlast.errors import SchemaTooNew, StoreError, UsageError
 from outlast.stores import sql
@@ -36,6 +40,7 @@ Row = tuple[Any, ...]
 Statement = tuple[str, Mapping[str, Any]]  # name of a query, values
 
 MOST = 16  # connections of one process: the server commits those of many at once, more only queue there
+_FINE = (ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK, ExecStatus.EMPTY_QUERY)
 _OURS = re.compile(r"\boutlast\.")
 IDLE_S = 60.0  # a connection unused for so long is closed
 SCHEMA = len(sql.migrations("outlast.stores.postgres"))  # the version that this program knows
@@ -85,6 +90,33 @@ class Wire(psycopg.Connection[Row]):
             if not isinstance(e, psycopg.Error):
                 self.cut()
             raise
+
+    # What psycopg's cursors do in more steps than a short transaction has to spare: each made anew costs as much as the server's own work.
+
+    @cached_property
+    def _quoting(self) -> ClientCursor[Row]:
+        return ClientCursor(self)
+
+    def written(self, query: str, values: Mapping[str, Any]) -> str:
+        """The statement with its values in it."""
+        return self._quoting.mogrify(query, values)
+
+    def answers(self, message: bytes) -> list[PGresult]:
+        """What the server says to each statement of this message. Raises psycopg's errors."""
+        with self.lock:
+            self.pgconn.send_query(message)
+            answers: list[PGresult] = self.wait(generators.execute(self.pgconn))
+        for answer in answers:
+            if answer.status not in _FINE:
+                raise errors.error_from_result(answer, encoding="utf-8")
+        return answers
+
+    def rows(self, answer: PGresult) -> list[Row]:
+        if not answer.nfields:
+            return []
+        loading = Transformer(self)
+        loading.set_pgresult(answer)
+        return loading.load_rows(0, answer.ntuples, tuple)
 
     def cut(self) -> None:
         """Close without another word to the server: whatever is on the wire must not keep us."""
@@ -273,30 +305,28 @@ class Tx:
         self.committing = False  # COMMIT was sent; False again once it is answered
 
     def ask(self, *statements: Statement, commit: bool = False) -> list[list[Row]]:
-        queries = self._connections.queries
-        cursor = ClientCursor(self._wire)
-        begins = not self.open
-        parts = [cursor.mogrify(queries[name], values) for name, values in statements]
+        queries, wire, begins = self._connections.queries, self._wire, not self.open
+        parts = [wire.written(queries[name], values) for name, values in statements]
         if begins:
             limits = {"sync": self._connections.sync, "statement_ms": str(self._limit_ms), "idle_ms": str(max(self._limit_ms // 2, 100))}
-            parts[:0] = [queries["begin_read" if self._reads else "begin"], cursor.mogrify(queries["limits"], limits)]
+            parts[:0] = [queries["begin_read" if self._reads else "begin"], wire.written(queries["limits"], limits)]
         if commit:
             parts.append("COMMIT")
             if not self._reads:
                 self._connections.point("commit.before")
             self.committing = not self._reads
         self.open = True
-        cursor.execute("\n;\n".join(parts).encode())  # a query may end in a comment
-        results = [cursor.fetchall() if cursor.description else []]
-        while cursor.nextset():
-            results.append(cursor.fetchall() if cursor.description else [])
+        answers = wire.answers("\n;\n".join(parts).encode())  # a query may end in a comment
         if commit:
-            assert cursor.statusmessage == "COMMIT", cursor.statusmessage
+            said = answers.pop().command_status
+            assert said == b"COMMIT", said
             self.open = self.committing = False
-            results.pop()
         if begins:
-            self._connections.heard(results[1][0][-1], time.monotonic())
-            del results[:2]
+            clock = answers[1].get_value(0, answers[1].nfields - 1)
+            assert clock is not None
+            self._connections.heard(float(clock), time.monotonic())
+            del answers[:2]
+        results = [wire.rows(answer) for answer in answers]
         if commit and not self._reads:
             self._connections.point("commit.after")
         return results
