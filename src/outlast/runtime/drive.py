@@ -618,7 +618,8 @@ class Drive:
                 if still:
                     self.store.outside(run_id, lambda tail: late_result(tail, late))
                 else:
-                    log.warning("run %s: a late result of %s came after the application was closed", run_id, late.call_id)
+                    about = self.writer.about(late.call_id)
+                    log.warning("run %s: a late result of %s came after the application was closed", run_id, late.call_id, extra=about)
         except OutlastError as e:
             log.warning(
                 "run %s: a late result of %s could not be filed: %s", run_id, late.call_id, e, extra=self.writer.about(late.call_id)
