@@ -16,13 +16,13 @@ from typing import Any
 from messages import Message, first, message
 
 
-def launched(folder: Path) -> tuple[Any, list[float]]:
+def launched(url: str) -> tuple[Any, list[float]]:
     """(the workflow, the instants of its steps)."""
     from dbos import DBOS
 
     DBOS(
         config={
-            "name": "bench", "application_version": "1", "system_database_url": f"sqlite:///{folder}/dbos.db", "log_level": "ERROR",
+            "name": "bench", "application_version": "1", "system_database_url": url, "log_level": "ERROR",
             "run_admin_server": False,
         }
     )  # fmt: skip
@@ -47,7 +47,10 @@ class Dbos:
     name = "DBOS on SQLite"
 
     def __init__(self, folder: Path) -> None:
-        command = [sys.executable, __file__, "child", str(folder)]
+        self._start(f"sqlite:///{folder}/dbos.db")
+
+    def _start(self, url: str) -> None:
+        command = [sys.executable, __file__, "child", url]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
 
     def steps(self, n: int, k: int) -> list[float]:
@@ -68,8 +71,8 @@ class Dbos:
         self._process.wait(timeout=60)
 
 
-def child(folder: Path) -> None:
-    agent, times = launched(folder)
+def child(url: str) -> None:
+    agent, times = launched(url)
     for line in sys.stdin:
         times.clear()
         agent(int(line))
@@ -77,7 +80,7 @@ def child(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    child(Path(sys.argv[2]))
+    child(sys.argv[2])
     import os
 
     os._exit(0)  # its threads would keep the process

@@ -48,7 +48,7 @@ class Ours:
 class Session:
     """One run that this process holds."""
 
-    def __init__(self, store: SQLiteStore, messages: list[Message], run_id: str) -> None:
+    def __init__(self, store: base.Store, messages: list[Message], run_id: str) -> None:
         entries = [r.RunStarted(AGENT), *(r.MessageAdded(m) for m in messages)]
         head, lease, _ = store.start(base.NewRun(run_id, AGENT, entries), owner="bench", lease_s=3600)
         assert lease is not None

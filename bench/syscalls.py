@@ -122,7 +122,7 @@ def subject_of(kind: str, folder: Path) -> Any:
         return graphs.LangGraph(folder) if kind == "langgraph" else graphs.LangGraphDelta(folder)
     from dbos_steps import launched
 
-    agent, _ = launched(folder)
+    agent, _ = launched(f"sqlite:///{folder}/dbos.db")
 
     class Here:
         def steps(self, n: int, k: int) -> None:
