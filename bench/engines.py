@@ -117,6 +117,7 @@ async def carried(turns: int) -> str:
     from importlib.util import module_from_spec, spec_from_file_location
 
     from temporalio.client import Client, WorkflowFailureError
+    from temporalio.runtime import Runtime, TelemetryConfig
     from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
     from engines.drivers import driver
@@ -126,7 +127,8 @@ async def carried(turns: int) -> str:
     carrying = sys.modules["carrying"] = module_from_spec(spec)
     spec.loader.exec_module(carrying)
     with driver("temporal-server") as d:
-        client = await Client.connect(f"127.0.0.1:{d.ports[0]}")
+        silent = Runtime(telemetry=TelemetryConfig(logging=None))  # else it warns of each message list that is sent
+        client = await Client.connect(f"127.0.0.1:{d.ports[0]}", runtime=silent)
         async with Worker(
             client,
             task_queue="carried",

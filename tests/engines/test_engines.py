@@ -147,6 +147,40 @@ def test_a_finished_run_goes_on_with_what_is_sent() -> None:
         assert engine.describe("run-1")["id"] == "run-1~2"
 
 
+def test_a_wake_that_came_while_the_workflow_ended_is_made_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a run is sent in the moment of its end goes to a workflow that looks no more: its worker looks once again, for this run alone."""
+    monkeypatch.setattr(base, "LOOK_S", 0.01)
+
+    poked: list[str] = []
+    looks: list[int] = []
+
+    async def story() -> None:
+        loop, looked, again = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
+
+        class App:
+            async def step(self, run_id: str, *, deps: Any, doing: str | None) -> base.Taken:
+                return base.Taken(run_id, 3, "done", None, "done", None)
+
+            def due_runs(self) -> list[str]:
+                looks.append(1)
+                loop.call_soon_threadsafe(looked.set)
+                return ["run-1", "run-2"] if len(looks) > 1 else []  # nothing at first
+
+        def poke(run_id: str) -> None:
+            poked.append(run_id)
+            loop.call_soon_threadsafe(again.set)
+
+        steps = base.Steps(App(), None)  # type: ignore[arg-type]  # what a worker asks of an app
+        poking = asyncio.ensure_future(base.poking(steps, poke))
+        await asyncio.wait_for(looked.wait(), 30)
+        await steps.take("run-1", "model")
+        await asyncio.wait_for(again.wait(), 30)
+        poking.cancel()
+
+    asyncio.run(story())
+    assert poked == ["run-1"]
+
+
 def test_agents_as_tools_and_tools_of_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     """A child run and its parent are begun and woken without a look of the worker's; tools of an MCP server are there for an engine's steps."""
     from mcp.server import MCPServer as Theirs

@@ -21,6 +21,7 @@ import contextvars
 import importlib.metadata
 import logging
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("outlast.engine")
 
 POKE_S = 30.0  # how often an engine's worker pokes each run of its driver that is due and unheld
+LOOK_S = 1.0  # after the end of a run: was it taken up again while its workflow ended, and missed the wake?
 BUSY_S = 1.0  # somebody else holds the run: look again after so long
 SLACK_S = 0.01  # past a deadline, so that the store's clock has seen it too
 LATE_S = 0.1  # the engine's clock says that a deadline has passed and the store's does not yet: look again after so long
@@ -113,6 +115,8 @@ class Steps:
         self.loop, self.context = asyncio.get_running_loop(), contextvars.copy_context()
         self.running: set[asyncio.Task[Any]] = set()
         self.ending = False
+        self.ended: set[str] = set()  # runs whose workflows are about to end
+        self.look = asyncio.Event()
 
     async def take(self, run_id: str, doing: str) -> dict[str, Any]:
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._here(run_id, doing), self.loop))
@@ -124,7 +128,11 @@ class Steps:
         self.running.add(task)
         task.add_done_callback(self.running.discard)
         try:
-            return (await task).to_dict()
+            taken = await task
+            if taken.kind == "done":
+                self.ended.add(run_id)
+                self.loop.call_later(LOOK_S, self.look.set)
+            return taken.to_dict()
         except asyncio.CancelledError:
             if not self.ending:
                 raise
@@ -141,20 +149,28 @@ class Steps:
             await asyncio.wait(set(self.running), timeout=5)
 
 
-async def poking(app: Outlast, poke: Callable[[str], None]) -> None:
-    """Poke each run that is due and unheld, at once and every POKE_S: a lost poke, or a decision made without the engine's client, costs time only."""
+async def poking(steps: Steps, poke: Callable[[str], None]) -> None:
+    """Poke each run that is due and unheld, at once and every POKE_S: a lost poke, or a decision made without the engine's client, costs time only.
+    In between, runs whose workflows have just ended: a wake that came meanwhile went to a workflow that looks no more."""
+    all_at = time.monotonic()
     while True:
+        if every := time.monotonic() >= all_at:
+            all_at = time.monotonic() + POKE_S
+        steps.look.clear()
+        ended, steps.ended = steps.ended, set()
         try:
-            for run_id in await asyncio.to_thread(app.due_runs):
-                await asyncio.to_thread(poke, run_id)
+            for run_id in await asyncio.to_thread(steps.app.due_runs) if every or ended else []:
+                if every or run_id in ended:
+                    await asyncio.to_thread(poke, run_id)
         except StoreError as e:
             log.warning("%s", e)
-        await asyncio.sleep(POKE_S)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(steps.look.wait(), max(all_at - time.monotonic(), 0))
 
 
 async def works(steps: Steps, poke: Callable[[str], None], served: asyncio.Future[None]) -> None:
     """Poke until cancelled, or until serving has ended; then let running steps end."""
-    pokes = asyncio.ensure_future(poking(steps.app, poke))
+    pokes = asyncio.ensure_future(poking(steps, poke))
     try:
         await asyncio.wait({served, pokes}, return_when=asyncio.FIRST_COMPLETED)
         for ended in {served, pokes}:

@@ -88,7 +88,7 @@ class DBOS:
             library = await asyncio.to_thread(self._launch, dbos.DBOS, steps)
             beating = asyncio.ensure_future(self._beating(library))
             try:
-                await poking(app, self.wake)
+                await poking(steps, self.wake)
             finally:
                 beating.cancel()
                 await steps.drain(app.grace)

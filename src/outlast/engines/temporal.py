@@ -84,7 +84,7 @@ class Temporal:
             try:
                 async with worker:
                     try:
-                        await poking(app, self.wake)
+                        await poking(steps, self.wake)
                     finally:
                         await steps.drain(app.grace)
             except RuntimeError as e:  # the server does not want it

@@ -7,6 +7,7 @@ the same, so that keys and messages can be compared. What an earlier case left i
 from __future__ import annotations
 
 import asyncio
+import importlib
 import sys
 import threading
 from collections.abc import AsyncIterator, Mapping
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from outlast.documents import Run
     from outlast.testing.crashmatrix.person import Person
 
+_SDK = {"temporal": "temporalio.worker", "restate": "restate", "dbos": "dbos", "inngest": "inngest.fast_api"}
 GRACE = timedelta(seconds=5)
 LOOK_S = 0.2  # the store says when something was saved; what only time brings is seen so late
 
@@ -79,9 +81,12 @@ class _Named:
 
 
 def engine_for_cases(url: str) -> None:
-    """Raises UsageError where a crash test cannot go through this engine."""
-    if resolve(url) is None:
+    """Raises UsageError where a crash test cannot go through this engine. Its SDK is imported once, for all processes that come."""
+    engine = resolve(url)
+    if engine is None:
         raise UsageError("--engine built-in: the crash test is that already", hint="leave --engine out")
+    with suppress(ImportError):  # who needs it says so
+        importlib.import_module(_SDK[engine.driver])
 
 
 async def driven(app: Outlast, agent: Agent[Any], input: Input, run_id: str, person: Person, rounds: int) -> Run[Any] | None:
