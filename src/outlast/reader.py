@@ -83,9 +83,9 @@ class Reader:
         """As much of these runs as tells whether what one knows of them is still true."""
         return self._store.glance(run_ids)
 
-    def glance_inbox(self) -> Sequence[tuple[Any, ...]]:
+    def glance_inbox(self, *, limit: int = 500) -> Sequence[tuple[Any, ...]]:
         """As much of the inbox as tells whether what one knows of it is still true."""
-        return self._store.glance_inbox()
+        return self._store.glance_inbox(limit=limit)
 
     # ---- lists ----------------------------------------------------------------------------------------------------------------
 

@@ -21,7 +21,6 @@ from outlast.web.security import Door, Scope, cookies_of, error_document, header
 
 if TYPE_CHECKING:
     from outlast.app import Outlast
-    from outlast.stores.pages import Statistics
     from outlast.web.live import Hub
 
 log = logging.getLogger("outlast.web")
@@ -56,7 +55,7 @@ class Site:
     may_view: Callable[[str, RunHead], bool] | None = None
     may_operate: Callable[[str, RunHead], bool] | None = None
     _stuck: tuple[float, Sequence[Any]] = (-1e9, ())
-    _figures: dict[tuple[Any, ...], tuple[float, Statistics]] = field(default_factory=dict)
+    _figures: dict[tuple[Any, ...], tuple[float, Any]] = field(default_factory=dict)
 
     @cached_property
     def env(self) -> Environment:
@@ -97,9 +96,14 @@ class Site:
             raise RunNotFound(f"there is no run {run_id!r} in {self.app.reader.url}", hint="outlast runs", run_id=run_id)
         return head
 
-    def waiting(self, who: str, *, limit: int = NAV_MOST + 1) -> list[tuple[RunHead, Gate]]:
+    def waiting(self, who: str, *, limit: int, role: str | None = None, agent: str | None = None) -> list[tuple[RunHead, Gate]]:
         """What waits for a person, as far as this one may see it."""
-        return [(head, gate) for head, gate in self.app.reader.inbox(limit=limit) if self.sees(who, head)]
+        return [(head, gate) for head, gate in self.app.reader.inbox(role=role, agent=agent, limit=limit) if self.sees(who, head)]
+
+    def count_waiting(self, who: str) -> int:
+        """How many of those there are, up to one more than is shown."""
+        limit = NAV_MOST + 1
+        return len(self.app.reader.glance_inbox(limit=limit) if self.may_view is None else self.waiting(who, limit=limit))
 
     def stuck(self) -> Sequence[Any]:
         """What does not go on by itself, at most `STUCK_S` old: it is looked for in every run, which a list must not wait for each time."""
@@ -109,7 +113,7 @@ class Site:
             self._stuck = (time.monotonic(), rows)
         return rows
 
-    def figures(self, long: timedelta, agent: str | None, offset: timedelta) -> Statistics:
+    def figures(self, long: timedelta, agent: str | None, offset: timedelta) -> Any:
         """For pictures, at most `FIGURES_S` old."""
         key = (long, agent, offset)
         at, found = self._figures.get(key, (-1e9, None))
@@ -132,7 +136,7 @@ class Site:
         clock = values.pop("clock", None) or self.clock(scope)
         waiting = values.pop("waiting", None)
         if waiting is None and who is not None and status < 500:
-            waiting = len(self.waiting(who))
+            waiting = self.count_waiting(who)
         html = self.env.get_template(template).render(
             root=scope.get("root_path", ""), who=who, clock=clock, theme=self._theme(scope), store=self.app.reader.url, waiting=waiting or 0,
             nav_most=NAV_MOST, may_log_out=self.door.tokens is not None and who is not None, path=path_of(scope), **values)  # fmt: skip

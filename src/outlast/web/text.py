@@ -57,6 +57,8 @@ def seen(text: object) -> Markup:
     out: list[str] = []
     at = 0
     plain_text = _hosts(str(text))
+    if UNSEEN.search(plain_text) is None:
+        return escape(plain_text)
     for found in UNSEEN.finditer(plain_text):
         out += [escape(plain_text[at : found.start()]), f'<span class="escape">{escape(escaped(found[0]))}</span>']
         at = found.end()
@@ -227,16 +229,20 @@ class Clock:
         if at is None:
             return Markup("")
         here = self.local(at)
-        words = {
-            "clock": f"{here:%H:%M}",
-            "second": f"{here:%H:%M:%S}",
-            "short": f"{self.day(at)}, {here:%H:%M}",
-            "full": f"{self.day(at)}, {here:%H:%M:%S}",
-            "stamp": f"{here:%a} {here.day} {here:%b %Y, %H:%M:%S}",
-        }
-        if style == "ms":
-            return Markup('<time datetime="{}">{}<i>.{:03d}</i></time>').format(utc(at), words["second"], here.microsecond // 1000)
-        return Markup('<time datetime="{}">{}</time>').format(utc(at), words[style])
+        match style:
+            case "clock":
+                words = f"{here:%H:%M}"
+            case "second":
+                words = f"{here:%H:%M:%S}"
+            case "ms":
+                words = f"{here:%H:%M:%S}<i>.{here.microsecond // 1000:03d}</i>"
+            case "full":
+                words = f"{self.day(at)}, {here:%H:%M:%S}"
+            case "stamp":
+                words = f"{here:%a} {here.day} {here:%b %Y, %H:%M:%S}"
+            case _:
+                words = f"{self.day(at)}, {here:%H:%M}"
+        return Markup(f'<time datetime="{utc(at)}">{words}</time>')  # noqa: S704 - made of an instant alone
 
     def ago(self, at: datetime) -> str:
         seconds = max(0, int((self.now - at).total_seconds()))

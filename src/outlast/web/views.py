@@ -21,7 +21,7 @@ from outlast.web.site import STATUS_WORDS, Site, query, who_of
 from outlast.web.timeline import Story
 
 MOST_ASKS = 500  # gates that the inbox looks at
-SHOWN_ASKS = 100  # and shows
+SHOWN_ASKS = 50  # and shows
 WINDOW = 200  # journal entries of one page
 MOST_GATES = 50  # documents of gates at the end of a run's page
 STUCK_SHOWN = 3
@@ -79,7 +79,9 @@ def inbox(site: Site, request: Request, *, notice: Notice | None = None, trouble
     )
     live = _live(site, request, "inbox")  # the fingerprint first: what changes while the page is made is heard of afterwards
     everything = site.waiting(who, limit=MOST_ASKS)
-    asked = [(h, g) for h, g in everything if _fits(h, g, given)]
+    whole = len(everything) < MOST_ASKS
+    of_store = everything if whole else site.waiting(who, limit=MOST_ASKS, role=given["role"], agent=given["agent"])
+    asked = [(h, g) for h, g in of_store if _fits(h, g, given)]
     made = [ask(site, who, h, g, clock, trouble) for h, g in asked[:SHOWN_ASKS]]
     opened = trouble and cards.dom_id(trouble.run_id, trouble.gate_id)
     if opened is None:
@@ -88,7 +90,7 @@ def inbox(site: Site, request: Request, *, notice: Notice | None = None, trouble
     return site.render(
         request, "inbox.html", status=status, clock=clock, waiting=len(everything), total=len(asked),
         yours=sum(site.app.why_not(who, g) is None for _, g in asked) if guarded else None, filters=_inbox_filters(site, request, everything, given),
-        sections=_sections(made, clock), more=len(asked) > SHOWN_ASKS or len(everything) >= MOST_ASKS, opened=opened,
+        sections=_sections(made, clock), more=len(asked) > SHOWN_ASKS, whole=len(asked) < MOST_ASKS, opened=opened,
         notice=notice or _done_notice(site, who, request, clock), running=site.app.reader.counts()["running"],
         decided=[(g, cards.decided_words(g)) for h, g in site.app.reader.decided(since=clock.now - timedelta(days=7), limit=20) if site.sees(who, h)][:6],
         command="outlast inbox" + (f" --role {given['role']}" if given["role"] else ""), here=_path(request, "/inbox") + _query_string(request),
