@@ -79,7 +79,10 @@ async def drive(target: str, store: str | None, lease: base.Lease) -> int:
 
 
 def main() -> int:
-    document = json.loads(sys.stdin.read())
+    try:
+        document = json.loads(sys.stdin.read())
+    except json.JSONDecodeError:
+        return 1  # the worker died before it had said what to drive: its lease runs out, nobody else waits for us
     sys.path[:] = [p for p in document["path"] if isinstance(p, str)]
     app = _load(document["target"])
     if document["store"] is not None and document["store"] != str(app._given):

@@ -717,6 +717,8 @@ class Drive:
                     await asyncio.wait({future})
                 except asyncio.CancelledError:  # a second stop means it: what fails now is not tried again
                     self.writer.stopped.set()
+            if not future.cancelled():
+                future.exception()  # heard: whoever stopped us asks no more what came of it, and asyncio would log it as lost
             raise
 
 
