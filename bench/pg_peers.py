@@ -72,7 +72,7 @@ class PgLangGraph(LangGraph):
 
         self.loop = Loop()
         url = server.url(port=port, dbname=dbname)
-        self.saver = PostgresSaver(psycopg.connect(url, autocommit=True, prepare_threshold=0, row_factory=dict_row))  # type: ignore[arg-type]
+        self.saver = PostgresSaver(psycopg.connect(url, autocommit=True, prepare_threshold=0, row_factory=dict_row))  # type: ignore[arg-type]  # its rows are dicts
         self.saver.setup()
         self.graph = graph(self.saver, self.loop)
         self._threads = {}

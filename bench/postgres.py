@@ -79,21 +79,20 @@ def _life(server: Server, kind: Any, n: int, steps: int) -> list[float]:
 
 def _seen(server: Server) -> tuple[float, float, float]:
     """(commits, bytes of WAL, its syncs) so far, once all clients are gone and nothing changes any more."""
-    last: tuple[float, ...] = ()
+    found: tuple[float, ...] = ()
     with psycopg.connect(server.url(), autocommit=True) as db:
         for _ in range(100):
             db.execute("SELECT pg_sleep(0.1)")
-            found = db.execute(
+            row = db.execute(
                 "SELECT (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'), "
                 "(SELECT sum(xact_commit) FROM pg_stat_database), "
                 "pg_current_wal_insert_lsn() - '0/0'::pg_lsn, (SELECT wal_sync FROM pg_stat_wal)"
             ).fetchone()
-            assert found is not None
-            now_ = tuple(float(x) for x in found[1:])
-            if found[0] == 1 and now_[1:] == last[1:]:
+            assert row is not None
+            before, found = found, tuple(float(x) for x in row[1:])
+            if row[0] == 1 and found[1:] == before[1:]:
                 break
-            last = now_
-    return now_[0], now_[1], now_[2]
+    return found[0], found[1], found[2]
 
 
 # ---- timed ----------------------------------------------------------------------------------------------------------------------
