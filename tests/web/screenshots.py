@@ -5,17 +5,23 @@ python -m web.screenshots FOLDER
 
 from __future__ import annotations
 
+import asyncio
+import os
 import random
+import subprocess
 import sys
 import tempfile
+import threading
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 from playwright.sync_api import sync_playwright
 
 from outlast import Agent, Limits, Outlast, ToolContext, approval, tool
-from outlast.models import ScriptedModel
+from outlast.models import ModelRequest, ScriptedModel
 from outlast.testing import ManualClock
 from web.conftest import find_chromium, visiting
 from web.kite import Kite, call, elsewhere, serving
@@ -28,22 +34,36 @@ REPLY = (
 )
 
 
+@dataclass
 class Week(Kite):
     """Agents with the names that the documentation uses, and enough of their runs for the charts."""
+
+    slow: bool = False  # model and tools take the time that they would
+    dies: bool = False  # in the midst of a reply
 
     def __post_init__(self) -> None:
         lead = approval(to="support-lead", noun="reply", within=timedelta(hours=4), remind_every=timedelta(hours=2),
                         then=approval(to="duty-manager", noun="reply", within=timedelta(hours=2)))  # fmt: skip
         week = self
 
+        class Slow(ScriptedModel):
+            async def __call__(self, request: ModelRequest, /) -> dict[str, Any]:
+                await asyncio.sleep(took := week.slow and 0.7 + 0.35 * (len(request.messages) % 3))
+                week.clock.move(timedelta(seconds=took))
+                return await super().__call__(request)
+
         @tool(effect="read")
         def get_ticket(ticket_id: str) -> dict[str, Any]:
             """Look up a ticket."""
+            week.work(0.09)
             return {"id": ticket_id, "title": "Customer locked out after SSO change", "customer": "Northwind Studio", "status": "open"}
 
         @tool(effect="idempotent", gate=lead)
         def reply_to_customer(ticket_id: str, message: str) -> dict[str, Any]:
             """Send a reply."""
+            week.work(0.41)
+            if week.dies:
+                os._exit(1)  # the reply went out, and nobody saved it
             return {"reply_id": 1, "status": "sent"}
 
         @tool(effect="idempotent", gate=approval(to="finance", noun="credit", within=timedelta(hours=30)))
@@ -79,10 +99,17 @@ class Week(Kite):
         tools = [get_ticket, reply_to_customer, credit_invoice, issue_refund]
         limits = {"kitebase-import": Limits(model_calls=1, to="duty-manager")}
         self.agents = {
-            name: Agent(name, model=ScriptedModel(t), tools=tools, limits=limits.get(name, Limits()), version="2026.11.3")
+            name: Agent(name, model=Slow(t), tools=tools, limits=limits.get(name, Limits()), version="2026.11.3")
             for name, t in turns.items()
         }
-        self.app = Outlast(self.folder / "agent.db", agents=list(self.agents.values()), clock=self.clock)
+        prices = {"scripted": {"input": Decimal(3), "output": Decimal(15), "cache_read": Decimal("0.3"), "cache_write": Decimal("3.75")}}
+        self.app = Outlast(self.folder / "agent.db", agents=list(self.agents.values()), clock=self.clock, prices=prices)
+
+    def work(self, seconds: float) -> None:
+        """What a tool does."""
+        if self.slow:
+            threading.Event().wait(seconds)
+            self.clock.move(timedelta(seconds=seconds))
 
     def live(self) -> None:
         """Seven days, and then this morning."""
@@ -97,6 +124,7 @@ class Week(Kite):
                 self.resume(f"run-kite-{n + 40}")
             if self.clock.now > NOW - timedelta(hours=20):
                 break
+        self._killed("run-kite-141")
         self.clock.move(NOW - self.clock.now - timedelta(minutes=148))
         self.app.sweep()
         elsewhere(lambda: self.app.work_sync(until_idle=True))
@@ -109,6 +137,20 @@ class Week(Kite):
         self.clock.move(timedelta(minutes=12))
         self.run("kitebase-import", "run-import-88", "Sort the 2,040 help articles of the old site")
         self.clock.move(NOW - self.clock.now)
+
+    def _killed(self, run_id: str) -> None:
+        """A run whose process ends after the reply went out; another process goes on."""
+        self.slow = True
+        self.run("kitebase-support", run_id, "Ticket KITE-141 just came in. Look it up, find the right help article, and reply to the customer.",
+                 tags={"tenant": "northwind", "ticket": "KITE-141"})  # fmt: skip
+        self.clock.move(timedelta(hours=2, minutes=45, seconds=9))
+        self.app.decide(run_id, approved=True, decided_by="priya", note="Matches what I told their admin on the phone.")
+        self.clock.move(timedelta(seconds=2))
+        command = [sys.executable, "-m", "web.screenshots", "--die", str(self.folder), run_id, self.clock.now.isoformat()]
+        assert subprocess.run(command, check=False).returncode == 1
+        self.clock.move(timedelta(seconds=8))
+        self.resume(run_id)
+        self.slow = False
 
     def _decide(self, run_id: str, dice: random.Random) -> None:
         from outlast.errors import GateClosed
@@ -139,7 +181,7 @@ def main(folder: Path) -> None:
                     for name, path in (
                         ("inbox", "/inbox"),
                         ("runs", "/runs"),
-                        ("run", "/runs/run-kite-50"),
+                        ("run", "/runs/run-kite-141"),
                         ("charts", "/charts?since=7d"),
                     ):
                         if suffix and name == "charts":
@@ -153,5 +195,16 @@ def main(folder: Path) -> None:
             browser.close()
 
 
+def die(folder: Path, run_id: str, now: datetime) -> None:
+    """In a process of its own."""
+    week = Week(folder, ManualClock(now))
+    week.slow = week.dies = True
+    week.resume(run_id)
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    match sys.argv[1:]:
+        case ["--die", place, run, at]:
+            die(Path(place), run, datetime.fromisoformat(at))
+        case [place]:
+            main(Path(place))

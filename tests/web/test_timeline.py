@@ -70,6 +70,25 @@ def test_a_process_that_died_and_the_one_that_took_over() -> None:
     assert model.bar == "model" and model.width > told.groups[2].lines[1].width > 0  # one scale for all processes
 
 
+def test_a_process_that_died_before_it_wrote_anything() -> None:
+    """The one that waited gave its run back; it is not the one that died."""
+    told = story([
+        entry(1, "RunStarted", {"agent": "support"}, fence=0, seq=0, by="helpdesk"),
+        entry(2, "MessageAdded", {"role": "user", "content": "hello"}, fence=0),
+        entry(3, "MessageAdded", CALL, seq=2, after_s=1, meta={"latency_ms": 1000, "attempt": 1}),
+        entry(4, "CallFinished", {"call_id": "toolu_01", "content": "sent"}, fence=3, seq=2, after_s=9, meta={"ms": 410, "attempt": 1, "taken_over": True}),
+        entry(5, "RunEnded", {"status": "done"}, fence=3, seq=2, after_s=9),
+    ])  # fmt: skip
+    assert [(g.title, g.killed) for g in told.groups] == [
+        ("The start", False),
+        ("Process 1", False),
+        ("Process 2", True),
+        ("Process 3", False),
+    ]
+    [killed] = told.groups[2].lines
+    assert killed.row == "killed" and "nothing of it was saved" in killed.what.striptags() and told.groups[2].sub == ["fence 2"]
+
+
 def test_every_kind_of_entry_is_told() -> None:
     missing = [kind for kind in KINDS if not hasattr(Story, f"_tell_{_snake(kind)}")]
     assert not missing, missing

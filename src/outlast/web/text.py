@@ -153,8 +153,10 @@ def span(value: timedelta | float) -> str:
     seconds = value.total_seconds() if isinstance(value, timedelta) else float(value)
     if seconds < 0:
         return f"-{span(-seconds)}"
+    if 0 < seconds < 0.005:
+        return "< 0.01 s"
     if seconds < 10:
-        return f"{seconds:.2f} s"
+        return f"{f'{seconds:.2f}'.removesuffix('.00')} s"
     if seconds < 60:
         return f"{seconds:.0f} s"
     minutes = int(seconds // 60)

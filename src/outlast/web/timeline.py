@@ -14,7 +14,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from outlast.documents import Gate
+from outlast.documents import Gate, RunHead
 from outlast.web import text
 from outlast.web.cards import DECIDED_KINDS, OUTCOMES, arguments, owner_words, role_words
 
@@ -159,9 +159,11 @@ class Story:
             elif not groups or groups[-1].fence != fence:
                 again = fence == last_fence
                 if (e.get("meta") or {}).get("taken_over") and groups:
+                    if fence - 1 > last_fence:  # whoever had it before this one wrote nothing
+                        groups.append(Group(f"Process {self._number(groups, fence - 1)}", [f"fence {fence - 1}"], fence=fence - 1))
+                        last_fence = fence - 1
                     self._killed(groups, line, last_fence)
-                number = len({g.fence for g in groups if g.fence} | {fence})
-                title = f"Process {number}" + (" goes on" if again else "")
+                title = f"Process {self._number(groups, fence)}" + (" goes on" if again else "")
                 groups.append(Group(title, [f"fence {fence}", self._when(line)], fence=fence))
                 last_fence = fence
             group = groups[-1]
@@ -169,6 +171,10 @@ class Story:
                 group.sub.insert(0, who)
             group.lines.append(line)
         return groups
+
+    @staticmethod
+    def _number(groups: Sequence[Group], fence: int) -> int:
+        return len({g.fence for g in groups if g.fence} | {fence})
 
     def _when(self, line: Line) -> str:
         return f"{self.clock.day(line.begins or line.at)} {self.clock.local(line.begins or line.at):%H:%M}"
@@ -179,7 +185,10 @@ class Story:
         what = Markup('<b class="status-failed">Ended</b> without giving the run back')
         if open_calls:
             what += Markup(", after it had begun <code>{}</code>").format(text.seen(", ".join(open_calls)))
-        before.lines.append(Line(None, before.lines[-1].at, what, "seen by the next process, which took the run over", row="killed"))
+        elif not before.lines:
+            what += Markup(", and nothing of it was saved")
+        at = before.lines[-1].at if before.lines else line.begins or line.at
+        before.lines.append(Line(None, at, what, "seen by the next process, which took the run over", row="killed"))
         before.killed = True
 
     def _begun_in(self, group: Group) -> list[str]:
@@ -201,6 +210,21 @@ class Story:
                 if line.bar and line.took is not None and line.begins is not None:
                     line.x = min(99.0, 100 * (line.begins - start).total_seconds() / self.seconds)
                     line.width = max(MIN_BAR, min(100 - line.x, 100 * line.took.total_seconds() / self.seconds))
+
+    def answer(self) -> str:
+        """The text that the run ended with, in short."""
+        last = next((e for e in reversed(self.entries) if e["kind"] == "MessageAdded"), None)
+        if last is None or last["body"].get("role") != "assistant":
+            return ""
+        content = last["body"].get("content")
+        texts = [content] if isinstance(content, str) else [str(b.get("text")) for b in _blocks(last) if b.get("type") == "text"]
+        return text.one_line(" ".join(texts), 200)
+
+    def at_work(self, head: RunHead) -> str:
+        """How long processes were at work, of the whole time; the journal must be here whole."""
+        whole = (head.updated_at if head.finished else self.clock.now) - head.created_at
+        worked = sum(g.seconds for g in self.groups)
+        return f"{text.span(worked)} of {text.span(whole)}" if worked and whole.total_seconds() >= 1 else ""
 
     def life(self) -> list[Part]:
         """The run in one line, each part to its own scale."""
@@ -266,7 +290,7 @@ class Story:
                 line.under = f"try {attempt}"
         else:
             results = sum(b.get("type") == "tool_result" for b in blocks)
-            what = f"{text.plural(results, 'result')} for the model" if results else "A message for the model"
+            what = f"{text.plural(results, 'result')} for the model" if results else "Input for the model"
             line.what = Markup("{}").format(what) + number
 
     def _tell_call_started(self, e: Entry, line: Line) -> None:
@@ -350,7 +374,7 @@ class Story:
         reminders = [text.instant(r) for rung in rungs for r in rung.get("remind_at") or ()]
         ticks += [Tick(x(at), "", "middle") for at in reminders[:12] if at is not None and at < end]
         state = OUTCOMES.get(gate.outcome or "", gate.outcome or "") if gate.outcome else "open"
-        rules = [_rule(r.get("rule") or {}, r.get("role")) for r in rungs]
+        rules = [_rule(r.get("rule") or {}, f"{r.get('role') or 'anyone'} for " if n else "") for n, r in enumerate(rungs)]
         label = f"The wait to scale by the clock: asked {self._short(line.at)}, " + ", ".join(
             [t.bottom for t in ticks[1:] if t.bottom] + [f"{state} {self._short(closed_at)}" if closed_at else "still open"]
         )
@@ -583,11 +607,11 @@ def _state(ended: Entry | None, waiting: Sequence[Gate], begun: Sequence[Entry],
     return ("begun", "running") if begun else ("pending", "waiting")
 
 
-def _rule(rule: Mapping[str, Any], role: str | None) -> str:
+def _rule(rule: Mapping[str, Any], who: str) -> str:
     seconds = rule.get("within_s")
     hours = rule.get("hours")
     counted = f", counted in {hours.get('opening')} {hours.get('tz')}" if isinstance(hours, Mapping) else ""
-    return f"{role or 'anyone'} for {text.span(float(seconds))}{counted}" if isinstance(seconds, int | float) else ""
+    return f"{who}{text.span(float(seconds))}{counted}" if isinstance(seconds, int | float) else ""
 
 
 def _snake(kind: str) -> str:

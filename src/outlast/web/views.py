@@ -209,12 +209,7 @@ def _page(site: Site, who: str, where: Mapping[str, Any]) -> tuple[list[Any], st
 
 def _row(row: Any, clock: text.Clock) -> Row:
     head, gate = row.head, row.gate
-    if head.status == "running":
-        step = "at work" if head.lease_owner else "waits for a worker"
-    elif head.status == "done":
-        step = "answered"
-    else:
-        step = text.one_line(clock.words(head.reason or STATUS_WORDS.get(head.status, head.status)), 80)
+    step = _step(head, gate, clock)
     waits, until = "", ""
     if gate is not None:
         waits = {"event": "an event", "run": "a run of its own"}.get(gate.kind) or gate.role or "anyone"
@@ -224,6 +219,22 @@ def _row(row: Any, clock: text.Clock) -> Row:
     elif head.status == "waiting_for_timer" and head.wake_at:
         waits, until = "a timer", f"until {clock.local(head.wake_at):%H:%M:%S}"
     return Row(head, row.first, step, waits, until)
+
+
+def _step(head: RunHead, gate: Gate | None, clock: text.Clock) -> str:
+    """The last step in a few words; whom the run waits for stands beside it."""
+    match head.status:
+        case "running":
+            return "at work" if head.lease_owner else "waits for a worker"
+        case "done":
+            return "answered"
+        case "waiting_for_approval" if gate is not None and gate.tool:
+            return f"asked for {gate.tool}"
+        case "waiting_for_verification" if gate is not None and gate.tool:
+            return f"{gate.tool}, outcome unknown"
+        case "waiting_for_event" if gate is not None and gate.kind == "event":
+            return f"waits for {text.one_line(str(gate.args.get('event')), 60)}"
+    return text.one_line(clock.words(head.reason or STATUS_WORDS.get(head.status, head.status)), 80)
 
 
 def _until(deadline: datetime | None, clock: text.Clock) -> str:
@@ -296,6 +307,7 @@ def run(site: Site, request: Request, *, notice: Notice | None = None, trouble: 
         pages = Pages(after + 1, min(after + WINDOW, length), earlier, later)
     return site.render(
         request, "run.html", status=status, clock=clock, head=head, operates=site.operates(who, head), commands=_commands(head, waiting),
+        lead=story.answer() if head.status == "done" else clock.words(head.reason or ""), at_work=story.at_work(head) if pages is None else None,
         driven_by=cards.owner_words(head.lease_owner or ""), life=story.life() if len(story.groups) > 1 else [], cards=asks,
         groups=story.groups, seconds=story.seconds, effects=story.effects(), said=story.conversation(), gates=gates[:MOST_GATES],
         entries=entries, length=length, pages=pages, notice=notice or _done_notice(site, who, request, clock),
