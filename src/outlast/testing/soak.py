@@ -1,6 +1,9 @@
 """A soak: real workers, killed and stopped again and again in windows that are held open; then the books are compared with the world.
 
-    python -m outlast.testing.soak --kills 200 [--stops N] [--runs N] [--workers N] [--seed N] [--windows N]
+    python -m outlast.testing.soak --kills 200 [--stops N] [--jumps N] [--runs N] [--workers N] [--seed N] [--windows N]
+    python -m outlast.testing.soak --kills 200 --server-kills 50        on a Postgres server of its own, which is killed as well
+
+`--jumps`: the workers' wall clocks are set forward and back while they run (libfaketime; their monotonic clocks and the world's go on).
 
 At the end nothing may have happened twice, no run may be lost, none may be stuck, and enough kills must have landed inside each window:
 random kills hardly ever hit what matters, so half of them are aimed, and what counts is what the victim was doing when it died.
@@ -21,18 +24,23 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from outlast.errors import OutlastError, Refused, StoreError
-from outlast.runtime.clock import monotonic
+from outlast.errors import OutlastError, Refused, StoreError, UsageError
+from outlast.runtime.clock import ManualClock, monotonic
 from outlast.testing import soak_agent
 from outlast.testing.soak_agent import DEDUPED, GATED, LEASE, VARIABLE, WINDOWS, World, first_text, inside, plan
+from outlast.testing.soak_nursery import Nursery, Worker
+from outlast.testing.soak_postgres import Server
 
 SLOW_MS = {"model.after": 20.0, "tool.after": 20.0, "commit.before": 6.0, "commit.after": 10.0}
 AIM_S = 3.0  # how long an aimed kill waits for its window
 SETTLE_S = 120.0  # after the last fault everything must come to its end
 REJECTED = "not this one"
+OFFSETS_S = (-3600, -60, 0, 60, 3600)  # of the workers' wall clocks; any two of them nearer than a gate's four hours
+FAKETIME = ("usr/lib/*/faketime/libfaketimeMT.so.1", "usr/lib*/faketime/libfaketimeMT.so.1", "usr/local/lib/faketime/libfaketimeMT.so.1")
 
 
 @dataclass
@@ -43,6 +51,8 @@ class Report:
     wanted: int  # kills inside each window
     kills: int = 0
     stops: int = 0
+    jumps: int = 0  # of the workers' wall clocks
+    server_kills: int = 0  # of Postgres
     refused: int = 0  # runs that a stopped worker had lost when it woke up
     hits: Counter[str] = field(default_factory=Counter)
     runs: int = 0
@@ -68,7 +78,8 @@ class Report:
     def lines(self) -> list[str]:
         windows = ", ".join(f"{self.hits[w]} in the {w} window" for w in WINDOWS)
         return [
-            f"seed {self.seed}: {self.kills} kills ({windows}), {self.stops} stops past the lease in {self.seconds:.0f} s",
+            f"seed {self.seed}: {self.kills} kills ({windows}) in {self.seconds:.0f} s",
+            f"{self.stops} stops past the lease, {self.jumps} clock jumps, {self.server_kills} kills of Postgres",
             f"{self.runs} runs, {self.calls} tool calls, {self.effects} effects; {self.attempts} attempts at receivers that dedupe",
             f"the model was asked {self.asked} times for {self.answers} answers; {self.verified} doubts settled by a person",
             f"{self.refused} runs taken from stopped workers; {self.given_up} given up and taken up again; the store had no time {self.busy} times",
@@ -78,19 +89,32 @@ class Report:
 
 
 class Soak:
-    def __init__(self, folder: Path, *, kills: int, stops: int, runs: int, workers: int, seed: int, windows: int) -> None:
+    def __init__(self, folder: Path, *, kills: int, stops: int, runs: int, workers: int, seed: int, windows: int, jumps: int = 0,
+                 server_kills: int = 0) -> None:  # fmt: skip
         self.world = World(folder).make()
-        self.app = soak_agent.make(self.world)
+        self.jumps, self.server_kills = jumps, server_kills
+        self.offset = self.world.folder / "offset"  # of the workers' wall clocks; what libfaketime reads
+        self.server = Server(folder / "postgres").make().start() if server_kills else None
+        self.app = soak_agent.make(self.world, self.server.url if self.server else None, Shifted(self.offset) if jumps else None)
         self.kills, self.stops, self.runs, self.rng = kills, stops, runs, random.Random(seed)  # noqa: S311 - a schedule, no secret
         self.report = Report(seed, windows)
-        self.workers: list[subprocess.Popen[bytes]] = []
+        self.workers: list[Worker] = []
+        self.nursery: Nursery | None = None
+        self.born = 0
         self.stopped: dict[int, float] = {}  # index of a worker -> when it goes on
         self.poisoned: set[str] = set()
         self.ids: list[str] = []
         self.over = threading.Event()
         self.n = workers
-        settings = {"world": str(folder), "seed": seed, "slow": SLOW_MS}
+        settings: dict[str, Any] = {"world": str(folder), "seed": seed, "slow": SLOW_MS}
+        if self.server is not None:
+            settings["store"] = self.server.url
         self.env = {**os.environ, VARIABLE: json.dumps(settings)}
+        if jumps:
+            self._set_clocks(0)
+            self.env |= {
+                "LD_PRELOAD": faketime(), "FAKETIME_TIMESTAMP_FILE": str(self.offset), "FAKETIME_NO_CACHE": "1", "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+                "DONT_FAKE_MONOTONIC": "1"}  # fmt: skip
 
     def __call__(self) -> Report:
         began = monotonic()
@@ -98,6 +122,7 @@ class Soak:
         people = threading.Thread(target=self._people, name="people", daemon=True)
         people.start()
         try:
+            self.nursery = Nursery(self.env)
             self.workers = [self._worker() for _ in range(self.n)]
             self._start_runs()
             self._strike()
@@ -106,36 +131,32 @@ class Soak:
             self.over.set()
             people.join(timeout=10)
             self._end_workers()
-        self._audit()
-        self.app.close()
+            if self.nursery is not None:
+                self.nursery.close()
+        try:
+            self._audit()
+            self.app.close()
+        finally:
+            if self.server is not None:
+                self.server.kill()
         self.report.seconds = monotonic() - began
         return self.report
 
     # ---- faults -----------------------------------------------------------------------------------------------------------------
 
-    def _worker(self) -> subprocess.Popen[bytes]:
-        log = (self.world.folder / "logs" / f"{self.report.kills}-{len(self.ids)}-{self.rng.random()}").open("wb")
-        command = [
-            sys.executable,
-            "-m",
-            "outlast",
-            "worker",
-            "--app",
-            "outlast.testing.soak_agent:app",
-            "--concurrency",
-            "4",
-            "--grace",
-            "5s",
-        ]
-        with log:
-            return subprocess.Popen(command, env=self.env, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+    def _worker(self) -> Worker:
+        assert self.nursery is not None
+        self.born += 1
+        return self.nursery.worker(self.world.folder / "logs" / str(self.born))
 
     def _strike(self) -> None:
         """Until all kills and stops are done; half of the kills wait for the window that was hit least."""
         pause = threading.Event()
-        while self.report.kills < self.kills or self.report.stops < self.stops:
+        while self._left():
             self._go_on()
             self._start_runs()
+            self._jump()
+            self._kill_server()
             free = [i for i in range(self.n) if i not in self.stopped and self._began(i)]
             if not free:
                 pause.wait(0.02)
@@ -146,6 +167,36 @@ class Soak:
             elif kills_left > 0:
                 self._kill(free)
             pause.wait(self.rng.uniform(0, 0.06))
+
+    def _left(self) -> bool:
+        r = self.report
+        return r.kills < self.kills or r.stops < self.stops or r.jumps < self.jumps or r.server_kills < self.server_kills
+
+    def _share(self) -> float:
+        """How much of the kills is done: everything else is spread over them."""
+        return self.report.kills / self.kills if self.kills else 1.0
+
+    def _jump(self) -> None:
+        if self.report.jumps < self.jumps and self.report.jumps <= self._share() * self.jumps:
+            before = int(self.offset.read_text())
+            self._set_clocks(self.rng.choice([x for x in OFFSETS_S if x != before]))
+            self.report.jumps += 1
+
+    def _set_clocks(self, offset_s: int) -> None:
+        """In one step: a worker that reads half a number would be somewhere else altogether."""
+        new = self.offset.with_suffix(".new")
+        new.write_text(f"{offset_s:+d}")
+        new.replace(self.offset)
+
+    def _kill_server(self) -> None:
+        if (
+            self.server is not None
+            and self.report.server_kills < self.server_kills
+            and self.report.server_kills <= self._share() * self.server_kills
+        ):
+            self.server.kill()
+            self.report.server_kills += 1
+            self.server.start()
 
     def _began(self, i: int) -> bool:
         return (self.world.folder / "inside" / str(self.workers[i].pid)).exists()
@@ -189,7 +240,9 @@ class Soak:
                 del self.stopped[victim]
 
     def _settle(self) -> None:
-        """No more faults: everything must come to its end."""
+        """No more faults: everything must come to its end. Clocks stay on their latest: what waits for an instant of any of them is due."""
+        if self.jumps:
+            self._set_clocks(max(OFFSETS_S))
         until, pause = monotonic() + SETTLE_S, threading.Event()
         while monotonic() < until:
             self._go_on()
@@ -197,8 +250,11 @@ class Soak:
                 if (code := worker.poll()) is not None:
                     self.report.other.append(f"a worker ended by itself with {code}")
                     self.workers[i] = self._worker()
-            if not self.stopped and not self.app.unfinished_runs() and not self._given_up():
-                return
+            try:
+                if not self.stopped and not self.app.unfinished_runs() and not self._given_up():
+                    return
+            except StoreError:
+                self.report.busy += 1
             pause.wait(0.1)
 
     def _end_workers(self) -> None:
@@ -333,6 +389,26 @@ class Soak:
         return [] if happened or rejected else [f"{call['id']} ({name}) is told as done, and it never happened"]
 
 
+class Shifted(ManualClock):
+    """The wall clock of the people of a soak with jumps: the same as the workers'."""
+
+    def __init__(self, offset: Path) -> None:
+        super().__init__()
+        self._offset = offset
+
+    def __call__(self) -> datetime:
+        now = datetime.now(UTC) + timedelta(seconds=int(self._offset.read_text()))
+        return now.replace(microsecond=now.microsecond // 1000 * 1000)
+
+
+def faketime() -> str:
+    """Where libfaketime is."""
+    found = [path for pattern in FAKETIME for path in sorted(Path("/").glob(pattern))]
+    if not found:
+        raise UsageError("clock jumps need libfaketime, and it is not installed here", hint="apt-get install faketime")
+    return str(found[0])
+
+
 def rejects(run_id: str, call_id: str | None) -> bool:
     return random.Random(f"{run_id}:{call_id}").random() < 0.2  # noqa: S311 - a person's mood
 
@@ -348,6 +424,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m outlast.testing.soak", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--kills", type=int, default=200, help="SIGKILLs of workers; default 200")
     parser.add_argument("--stops", type=int, help="SIGSTOPs past the lease; default a tenth of the kills")
+    parser.add_argument("--jumps", type=int, default=0, help="times that the workers' wall clocks are set; default none")
+    parser.add_argument(
+        "--server-kills", type=int, default=0, help="SIGKILLs of a Postgres server that the runs are stored in; default: SQLite"
+    )
     parser.add_argument("--runs", type=int, default=100, help="at least so many runs; default 100")
     parser.add_argument("--workers", type=int, default=3, help="worker processes; default 3")
     parser.add_argument("--windows", type=int, help="kills wanted inside each window; default a tenth of the kills, at most 100")
@@ -359,7 +439,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         args.windows if args.windows is not None else min(args.kills // 10, 100),
     )
     with tempfile.TemporaryDirectory(prefix="outlast-soak-") as folder:
-        soak = Soak(Path(folder), kills=args.kills, stops=stops, runs=args.runs, workers=args.workers, seed=seed, windows=windows)
+        soak = Soak(Path(folder), kills=args.kills, stops=stops, runs=args.runs, workers=args.workers, seed=seed, windows=windows,
+                    jumps=args.jumps, server_kills=args.server_kills)  # fmt: skip
         report = soak()
     sys.stdout.write("\n".join(report.lines()) + "\n")
     return 1 if report.problems else 0

@@ -1,6 +1,6 @@
 """What the workers of a soak run: an agent whose tools act on a world outside of every database, and windows held open.
 
-`OUTLAST_SOAK` in the environment (JSON: `world`, a folder; `seed`; `slow`, crash point -> longest wait in ms) makes `app`. At each of those
+`OUTLAST_SOAK` in the environment (JSON: `world`, a folder; `seed`; `store`; `slow`, crash point -> longest wait in ms) makes `app`. At each of those
 points the process waits a little and says so in a file that outlives it, so that whoever kills it can tell what it was doing.
 
 Rules
@@ -31,6 +31,7 @@ from outlast.errors import ModelError
 from outlast.gates import approval
 from outlast.models.base import ModelRequest
 from outlast.runtime import crashpoints
+from outlast.runtime.clock import ManualClock
 from outlast.tools import Outcome, ToolContext, tool
 
 VARIABLE = "OUTLAST_SOAK"
@@ -208,8 +209,15 @@ def _settings() -> dict[str, Any]:
     return settings
 
 
-def make(world: World) -> Outlast:
-    return Outlast(world.folder / "outlast.db", agents=[Agent("soaked", model=model, tools=list(TOOLS.values()))], deps=world, lease=LEASE)
+def make(world: World, store: str | None = None, clock: ManualClock | None = None) -> Outlast:
+    """`store`: a URL; default: a file in the world's folder."""
+    return Outlast(
+        store or world.folder / "outlast.db",
+        clock=clock,
+        agents=[Agent("soaked", model=model, tools=list(TOOLS.values()))],
+        deps=world,
+        lease=LEASE,
+    )
 
 
 @cache
@@ -217,7 +225,7 @@ def _app() -> Outlast:
     settings = _settings()
     world = World(Path(settings["world"]))
     crashpoints.arm(Windows(world.folder / "inside", settings["slow"], settings["seed"]))
-    return make(world)
+    return make(world, settings.get("store"))
 
 
 def __getattr__(name: str) -> Any:
