@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import os
+import signal
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -41,6 +42,7 @@ MUST_REACH = (
 ENOUGH_FOR_PAIRS = 20_000  # and these
 MUST_MEET = (*combinations(EVENTS, 2), *product(EVENTS, WINDOWS))
 RAREST = 12
+TELL_EVERY_S = 60.0
 
 
 @dataclass
@@ -150,12 +152,18 @@ def run_many(first: int, seeds: int, *, minutes: float | None, processes: int) -
         return run(range(first, first + seeds), until)
     chunk = min(200, max(seeds // (4 * processes), 1))
     parts = [(range(at, min(at + chunk, first + seeds)), until) for at in range(first, first + seeds, chunk)]
-    total = Result()
-    with multiprocessing.get_context("spawn").Pool(processes) as pool:
-        for part in pool.imap_unordered(_part, parts):
-            total.add(part)
-            if total.found is not None or monotonic() >= until:
-                break
+    total, told = Result(), monotonic()
+    with multiprocessing.get_context("spawn").Pool(processes, signal.signal, (signal.SIGINT, signal.SIG_IGN)) as pool:
+        try:
+            for part in pool.imap_unordered(_part, parts):
+                total.add(part)
+                if total.found is not None or monotonic() >= until:
+                    break
+                if monotonic() - told >= TELL_EVERY_S:
+                    told = monotonic()
+                    sys.stderr.write(f"{total.schedules} schedules so far\n")
+        except KeyboardInterrupt:
+            sys.stderr.write("interrupted: what follows is about those that were played\n")
         pool.terminate()
     return total
 

@@ -118,10 +118,10 @@ class Soak:
 
     def __call__(self) -> Report:
         began = monotonic()
-        self.app.unfinished_runs()  # makes the file
         people = threading.Thread(target=self._people, name="people", daemon=True)
-        people.start()
         try:
+            self.app.store_migrate()
+            people.start()
             self.nursery = Nursery(self.env)
             self.workers = [self._worker() for _ in range(self.n)]
             self._start_runs()
@@ -129,10 +129,13 @@ class Soak:
             self._settle()
         finally:
             self.over.set()
-            people.join(timeout=10)
+            if people.is_alive():
+                people.join(timeout=10)
             self._end_workers()
             if self.nursery is not None:
                 self.nursery.close()
+            if self.server is not None and sys.exc_info()[0] is not None:
+                self.server.kill()
         try:
             self._audit()
             self.app.close()
