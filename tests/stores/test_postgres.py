@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import quote
 
+import psycopg
 import pytest
 
 from outlast.core import run as r
@@ -411,6 +412,27 @@ def test_claims_find_their_runs_by_the_partial_indexes(postgres: Server) -> None
             store.parked(agents=["support"])
         store.close()
         assert scanned() == before  # no scan of the whole table
+
+
+VALUES: list[Any] = [
+    "plain", "", "o'c", "'", "''", "back\\slash", "ends\\", "\\'", "mix\\'é🦉\n\t%s %(x)s $1 -- /* ;", '{"a": "\\"x\\\\n"}', 0, 7, -7, 2**40, -(2**50), True,
+    False, None, 1.5, -1.5, ["a'", "b\\"], [], [1, 2], b"\x00\xff"]  # fmt: skip
+
+
+@pytest.mark.parametrize("conforming", ["on", "off"])
+def test_values_arrive_as_the_driver_would_send_them(postgres: Server, conforming: str) -> None:
+    """Whatever the server takes a backslash for."""
+    wire = Wire.connect(postgres.conninfo, autocommit=True, prepare_threshold=None)
+    wire.execute("SET client_encoding = 'utf8'")
+    wire.execute(f"SET standard_conforming_strings = {conforming}".encode())
+    query = "SELECT %(v)s, 10 %% 3, %(v)s"
+    for value in VALUES:
+        [found] = wire.rows(wire.answers(wire.written(query, {"v": value}).encode())[0])
+        assert found == psycopg.ClientCursor(wire).execute(query, {"v": value}).fetchone()
+        assert not isinstance(value, str) or found[0] == value
+    with pytest.raises(psycopg.DataError, match="NUL"):
+        wire.written(query, {"v": "a\0b"})
+    wire.close()
 
 
 def test_queries_have_the_names_of_the_sqlite_store() -> None:
