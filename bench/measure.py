@@ -8,6 +8,7 @@ Rules
 
 from __future__ import annotations
 
+import compileall
 import os
 import platform
 import shutil
@@ -21,6 +22,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import apsw
+
+import outlast
 
 now = time.perf_counter
 median = statistics.median
@@ -137,6 +140,11 @@ def sub(parent: Path, name: str) -> Path:
 
 def size(path: Path) -> int:
     return sum(f.stat().st_size for f in path.rglob("*") if f.is_file())
+
+
+def compiled() -> None:
+    """Our modules as an installation leaves them, as the peers' are: a tree that was just edited would be compiled by every process anew."""
+    compileall.compile_dir(str(Path(outlast.__file__).parent), quiet=1)
 
 
 def numbers(default: Sequence[int]) -> list[int]:

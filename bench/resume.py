@@ -26,6 +26,7 @@ RUN = "run-1"
 
 def main() -> None:
     measure.header("resume: a new process, until it is ready for the next step")
+    measure.compiled()
     targets, rows = measure.Targets(), []
     for n in measure.numbers((100, 1000)):
         with measure.folder() as folder:

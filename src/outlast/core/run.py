@@ -18,13 +18,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal, InvalidOperation
 from typing import Any, Literal, Self, TypeVar
 
 from outlast.core import codec
 from outlast.core import messages as m
+from outlast.core.records import dataclass
 
 Json = Any
 T = TypeVar("T")
