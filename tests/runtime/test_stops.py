@@ -299,7 +299,7 @@ def test_what_comes_after_the_application_is_closed_opens_no_file(tmp_path: Path
     go_on.set()
     happens(filed)
     threads.shutdown(wait=True)
-    assert (store._files._writer is None) is closed  # type: ignore[attr-defined]  # SQLite's
+    assert (store._files._writer is None) is closed  # type: ignore[attr-defined]  # the SQLite store's own file
     assert ("LateResult" in kinds(app)) is not closed
     app.close()
 
