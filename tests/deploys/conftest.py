@@ -2,6 +2,7 @@
 
 from tests.cases.conftest import (  # noqa: F401 - fixtures and a hook, found here by name
     clock,
+    edit,
     ledger,
     make_app,
     no_hang,

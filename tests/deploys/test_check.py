@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from tests.cases.conftest import MakeApp
+from tests.cases.conftest import BOTH, Edit, MakeApp
 from tests.support.deaths import dying_at
 from tests.support.world import GATE, Ledger, assert_whole, finish, tools, use
 
@@ -18,6 +18,8 @@ from outlast.errors import SchemaTooNew
 from outlast.models import ScriptedModel
 from outlast.runtime.clock import ManualClock
 from outlast.stores import base
+
+STORES = BOTH
 
 
 def agent(*made: Any, call: str = "act", **more: Any) -> Agent[str]:
@@ -224,14 +226,10 @@ def test_stuck_runs_are_a_group_of_their_own(make_app: MakeApp, clock: ManualClo
     finish(app, app.get("doubt"), app._deps, clock)
 
 
-def test_broken_journal_is_stuck_not_a_crash(make_app: MakeApp, store_url: str) -> None:
-    import apsw
-
+def test_broken_journal_is_stuck_not_a_crash(make_app: MakeApp, edit: Edit) -> None:
     one = agent(tools(GATE)["act"])
     app = make_app(one)
     app.run_sync(one, "go", run_id="r")
-    db = apsw.Connection(store_url.removeprefix("sqlite:///"))
-    db.execute("UPDATE entry SET body = '[]' WHERE seq = 2 AND kind = 'MessageAdded'")
-    db.close()
+    assert edit("UPDATE entry SET body = '[]' WHERE seq = 2 AND kind = 'MessageAdded'")
     [group] = app.check_deploy().groups
     assert group.outcome == "stuck" and "cannot be read" in group.why

@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cases.conftest import MakeApp
+from tests.cases.conftest import BOTH, MakeApp
 from tests.support.world import GATE, Ledger, assert_whole, tools, use
 
 from outlast import Agent, ToolContext, tool
 from outlast.errors import RunExists, RunNotFound, UsageError
 from outlast.models import ScriptedModel
+
+STORES = BOTH
 
 
 def agent(*, gated: bool = False, **more: Any) -> Agent[str]:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from tests.notices.receiver import NEW, OLD, receiving
 from tests.support.world import assert_whole
+from tests.waits.conftest import NewStore
 from tests.waits.desk import HOUR, LADDER, MONDAY_NOON, Desk, kinds, use
 
 from outlast import Notice, Outlast, approval
@@ -30,8 +31,8 @@ def keys(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Desk:
-    return Desk(tmp_path, gate=LADDER)
+def desk(tmp_path: Path, new_store: NewStore) -> Desk:
+    return Desk(tmp_path, gate=LADDER, url=new_store())
 
 
 TEXT = [
@@ -100,16 +101,16 @@ def test_an_escalation_says_who_did_not_decide(desk: Desk) -> None:
 # ---- when ------------------------------------------------------------------------------------------------------------------
 
 
-def test_decision_arrives_before_the_wait_is_saved(tmp_path: Path) -> None:
+def test_decision_arrives_before_the_wait_is_saved(tmp_path: Path, new_store: NewStore) -> None:
     """The fastest approver there can be decides inside the hook: it is called after the commit, so the decision finds the gate and stands."""
     seen: list[str] = []
 
     def approve_at_once(notice: Notice) -> None:
-        with Outlast(tmp_path / "outlast.db", clock=desk.clock) as other:
+        with Outlast(desk.store, clock=desk.clock) as other:
             seen.append(other.head(notice.gate.run_id).status)
             other.decide(notice.gate.run_id, notice.gate.call_id, approved=True, decided_by="bot")
 
-    desk = Desk(tmp_path, more={"notify": [approve_at_once]})
+    desk = Desk(tmp_path, url=new_store(), more={"notify": [approve_at_once]})
     app = desk.app()
     run = app.run_sync(app.agents["desk"], "A ticket came in.", run_id="run-1")  # no further poke
     assert run.status == "done"
@@ -308,7 +309,6 @@ KILLED = """
     from datetime import timedelta
     from outlast import Agent, Outlast, approval, tool
     from outlast.models import ScriptedModel
-    from outlast.stores.sqlite.store import SQLiteStore
 
     @tool(effect="idempotent", gate=approval(to="support-lead", noun="reply", within=timedelta(hours=4)))
     def reply(text: str) -> str:
@@ -318,10 +318,10 @@ KILLED = """
     def die(self, notice, **more):  # the receiver has said yes, and nothing is recorded yet
         os.kill(os.getpid(), signal.SIGKILL)
 
-    SQLiteStore.notice_done = die
     use = {"type": "tool_use", "id": "toolu_01", "name": "reply", "input": {"text": "Hello."}}
     agent = Agent("desk", model=ScriptedModel([[use], "Done."]), tools=[reply])
     app = Outlast(sys.argv[1], agents=[agent], notify=[sys.argv[2]])
+    type(app._store).notice_done = die
     app.start(agent, "A ticket came in.", run_id="run-1")
     app.work_sync(until_idle=True)
 """
@@ -361,18 +361,18 @@ def test_apprise_urls(desk: Desk) -> None:
         assert "secret" not in json.dumps(app._store.notice_targets("run-1", "approval:toolu_01"))
 
 
-def test_the_loser_of_two_hooks_hears_who_decided(tmp_path: Path) -> None:
+def test_the_loser_of_two_hooks_hears_who_decided(tmp_path: Path, new_store: NewStore) -> None:
     heard: list[str] = []
 
     def decides(notice: Notice) -> None:
-        with Outlast(tmp_path / "outlast.db", clock=desk.clock) as other:
+        with Outlast(desk.store, clock=desk.clock) as other:
             try:
                 other.decide("run-1", approved=not heard, decided_by="a" if not heard else "b")
                 heard.append("decided")
             except GateClosed as e:
                 heard.append(f"{e.gate.outcome} by {e.gate.decided_by}")
 
-    desk = Desk(tmp_path)
+    desk = Desk(tmp_path, url=new_store())
     app = desk.app(notify=[decides])
     app.run_sync(app.agents["desk"], "A ticket came in.", run_id="run-1")
     assert heard == ["decided"] and kinds(app)["GateDecided"] == 1

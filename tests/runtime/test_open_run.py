@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 from typing import Any
 
 import pytest
-from tests.cases.conftest import MakeApp
+from tests.cases.conftest import BOTH, MakeApp, lease_clock_ahead
 from tests.support.deaths import dying_at
 from tests.support.world import GATE, Ledger, assert_whole, tools, use
 
@@ -15,8 +16,8 @@ from outlast.errors import LeaseLost, Refused, RunBusy, RunExists, RunNotFound, 
 from outlast.models import ModelRequest, ScriptedModel
 from outlast.runtime.clock import ManualClock
 from outlast.runtime.writer import Writer
-from outlast.stores.sqlite.store import boot_ms
 
+STORES = BOTH
 TURNS = [[use("look", "c1", text="a"), use("deliver", "c2", text="b")], [use("act", "c3", text="c")], "Done."]
 
 
@@ -57,7 +58,7 @@ def test_the_loop_is_killed_and_run_again(at: str, make_app: MakeApp, ledger: Le
     run = loop(app, "r", made=made)
     if run.status == "waiting_for_verification":
         happened = bool(ledger.lines("act"))
-        app._store._boot_clock = lambda: boot_ms() + 200_000  # type: ignore[attr-defined]  # SQLite's lease clock
+        lease_clock_ahead(app, timedelta(seconds=200))
         app.verify("r", outcome="happened" if happened else "give_up", decided_by="priya")
         run = loop(app, "r", made=made)
     assert run.status == "done"
@@ -179,7 +180,7 @@ def test_an_exception_in_the_block_gives_the_lease_back(make_app: MakeApp) -> No
 def test_a_lease_that_is_lost_ends_the_writing(make_app: MakeApp, clock: ManualClock) -> None:
     app, other = make_app(), make_app()
     with app.open("r", "go") as run:
-        other._store._boot_clock = lambda: boot_ms() + 60_000  # type: ignore[attr-defined]  # SQLite's lease clock
+        lease_clock_ahead(other, timedelta(seconds=60))
         with other.open("r") as theirs:
             with pytest.raises(LeaseLost):
                 run.append("Done.")
