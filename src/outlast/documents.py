@@ -6,7 +6,7 @@ Every document has `type`. Keys are added, never renamed or dropped; absent is N
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from datetime import datetime
 from decimal import Decimal
 from typing import Any, Generic, Literal, TypeAlias
@@ -15,7 +15,6 @@ from typing_extensions import TypeVar
 
 from outlast.core import codec
 from outlast.core.gate import GateRow
-from outlast.core.records import dataclass
 from outlast.core.run import iso
 from outlast.stores.base import ENDED, Head, JournalRow
 

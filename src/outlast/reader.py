@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any, cast
 
 from outlast.core import messages as m
-from outlast.core.records import dataclass
 from outlast.core.run import money
 from outlast.documents import Gate, RunHead, entry_document, gate_of, head_fields
 from outlast.errors import UsageError

@@ -8,13 +8,12 @@ one of them is possible at any instant.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
 from outlast.core import codec
 from outlast.core import run as r
-from outlast.core.records import dataclass
 from outlast.core.run import Call, Gate, GateOpened, Run, apply, iso
 
 MAX_REMINDERS = 200  # a rung's reminders are computed ahead; after so many nobody reads them any more

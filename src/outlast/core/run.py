@@ -18,14 +18,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal, InvalidOperation
 from typing import Any, Literal, Self, TypeVar
 
 from outlast.core import codec
 from outlast.core import messages as m
-from outlast.core.records import dataclass
 
 Json = Any
 T = TypeVar("T")
@@ -855,7 +854,7 @@ def _repeated(run: Run, message: m.Message) -> dict[str, Any]:
 
 
 def _count(usage: Any, name: str) -> int:
-    value = usage.get(name) if isinstance(usage, Mapping) else None
+    value = usage.get(name) if isinstance(usage, dict | Mapping) else None  # nearly always a dict, and that is seen at once
     return value if isinstance(value, int) and value > 0 else 0
 
 

@@ -16,7 +16,7 @@ Rules, each closing a schedule that broke a simpler wording
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any, Literal
@@ -26,7 +26,6 @@ from outlast.core import gate as g
 from outlast.core import messages as m
 from outlast.core import run as r
 from outlast.core.gate import GatePolicy
-from outlast.core.records import dataclass
 from outlast.core.run import Call, Gate, Run
 
 MAX_CUTS = 3  # answers that were cut inside a call, in a row; the next fails the run

@@ -23,11 +23,10 @@ import logging
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
-from outlast.core.records import dataclass
 from outlast.core.run import iso
 from outlast.errors import StoreError, UsageError
 

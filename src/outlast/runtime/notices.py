@@ -14,6 +14,7 @@ import json
 import logging
 import unicodedata
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, TypeVar
 from urllib.parse import quote
@@ -22,7 +23,6 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from outlast.core import codec
 from outlast.core import gate as g
 from outlast.core import run as r
-from outlast.core.records import dataclass
 from outlast.documents import Notice, gate_of
 from outlast.errors import StoreError, UsageError
 from outlast.runtime import perform, webhook

@@ -17,13 +17,13 @@ import contextvars
 import inspect
 import threading
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
 from outlast.core import codec, gate
 from outlast.core import messages as m
 from outlast.core import run as r
-from outlast.core.records import dataclass
 from outlast.core.step import RunCall
 from outlast.errors import ToolFailed, UsageError
 from outlast.runtime.crashpoints import point

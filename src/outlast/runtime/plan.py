@@ -7,14 +7,13 @@ nothing is written, no tool, check or model is called; `when=`, `key=` and `upgr
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from decimal import Decimal
 from typing import Any, Literal
 
 from outlast.core import run as r
 from outlast.core import step as s
-from outlast.core.records import dataclass
 from outlast.runtime.drive import taken_over
 
 Action = Literal["reuse", "run", "run again with the same key", "check first", "ask a person", "refuse", "wait", "hold"]

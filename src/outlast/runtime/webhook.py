@@ -22,10 +22,10 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from outlast.core.records import dataclass
 from outlast.errors import UsageError
 
 LIMIT_S = 10.0  # connecting, sending and the answer's head together

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import islice
 from threading import Lock
@@ -22,7 +22,6 @@ from typing import Any
 from outlast.core import codec, gate
 from outlast.core import run as r
 from outlast.core import step as s
-from outlast.core.records import dataclass
 from outlast.errors import CommitUnknown, InvariantViolated, LeaseLost, StoreError
 from outlast.runtime import metrics
 from outlast.runtime.clock import monotonic

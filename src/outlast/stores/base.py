@@ -16,12 +16,11 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Protocol
 
 from outlast.core.gate import GateRow
-from outlast.core.records import dataclass
 from outlast.core.run import Entry, Run, iso
 from outlast.errors import Refused, RunBusy
 from outlast.stores.owner import short
@@ -409,7 +408,7 @@ class Store(Protocol):
         ...
 
     # ---- reading --------------------------------------------------------------------------------------------------------
-    def load(self, run_no: int, *, after: Place = Place(), since_seq: int = 0) -> tuple[list[Entry], Place]:  # noqa: B008 - a frozen value
+    def load(self, run_no: int, *, after: Place = Place(), since_seq: int = 0) -> tuple[list[Entry], Place]:
         """Entries after `after` (and with seq >= `since_seq`), oldest first, and the journal's end."""
         ...
 

@@ -9,12 +9,12 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from outlast.core.gate import GateRow
-from outlast.core.records import dataclass
 from outlast.stores.base import Head, JournalRow, Store
 
 CARRIED = "moving:"  # before the name of a run's driver: it was put in, and not let go yet

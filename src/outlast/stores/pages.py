@@ -9,13 +9,12 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any, Protocol
 
 from outlast.core.gate import GateRow
-from outlast.core.records import dataclass
 from outlast.stores.base import ENDED, Head, JournalRow, Store
 
 MOST = 10_000  # counts are exact up to here

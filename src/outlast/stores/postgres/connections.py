@@ -20,11 +20,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache
+from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
 import psycopg
-from psycopg import ClientCursor, errors, generators, sql
+from psycopg import ClientCursor, errors, generators
 from psycopg.abc import PQGen
 from psycopg.adapt import Transformer
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
@@ -32,7 +32,7 @@ from psycopg.pq import ExecStatus
 from psycopg.pq.abc import PGresult
 
 from outlast.errors import SchemaTooNew, StoreError, UsageError
-from outlast.stores import sql as files
+from outlast.stores import sql
 from outlast.stores.postgres.failures import Full, Late, Speaker, Standby, lost
 
 _RV = TypeVar("_RV")
@@ -40,11 +40,10 @@ Row = tuple[Any, ...]
 Statement = tuple[str, Mapping[str, Any]]  # name of a query, values
 
 MOST = 16  # connections of one process: the server commits those of many at once, more only queue there
-_VALUES = re.compile(r"(%\(\w+\)s|%%)")
 _FINE = (ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK, ExecStatus.EMPTY_QUERY)
 _OURS = re.compile(r"\boutlast\.")
 IDLE_S = 60.0  # a connection unused for so long is closed
-SCHEMA = len(files.migrations("outlast.stores.postgres"))  # the version that this program knows
+SCHEMA = len(sql.migrations("outlast.stores.postgres"))  # the version that this program knows
 
 
 class Server(NamedTuple):
@@ -94,24 +93,13 @@ class Wire(psycopg.Connection[Row]):
 
     # What psycopg's cursors do in more steps than a short transaction has to spare: they cost as much as the server's own work.
 
-    def written(self, query: str, values: Mapping[str, Any]) -> str:
-        """The statement with its values in it."""
-        texts, names = _split(query)
-        done = [texts[0]]
-        for name, text in zip(names, texts[1:], strict=True):
-            done += (self._literal(values[name]), text)
-        return "".join(done)
+    @cached_property
+    def _quoting(self) -> ClientCursor[Row]:
+        return ClientCursor(self)
 
-    def _literal(self, value: Any) -> str:
-        if value is None:
-            return "NULL"
-        kind = type(value)
-        if kind is str and "\0" not in value:
-            quoted = value.replace("'", "''")
-            return f"'{quoted}'" if "\\" not in quoted else " E'" + quoted.replace("\\", "\\\\") + "'"
-        if kind is int and value >= 0:
-            return str(value)
-        return sql.Literal(value).as_string(self)
+    def written(self, query: str, values: Mapping[str, Any]) -> str:
+        """The statement with its values in it, as the driver writes them."""
+        return self._quoting.mogrify(query, values)
 
     def answers(self, message: bytes) -> list[PGresult]:
         """What the server says to each statement of this message. Raises psycopg's errors."""
@@ -161,7 +149,7 @@ class Connections:
         if "," in str(self._params.get("host") or ""):
             self._params.setdefault("target_session_attrs", "read-write")
         self._params.setdefault("application_name", "outlast")
-        self.queries = written_for(schema, files.queries("outlast.stores.postgres"))
+        self.queries = written_for(schema, sql.queries("outlast.stores.postgres"))
         self.sync = "on"
         self.answered = False  # this process has had a connection once
         self._reset()
@@ -371,22 +359,6 @@ def written_for(schema: str, queries: Mapping[str, str]) -> dict[str, str]:
 def in_schema(schema: str, text: str) -> str:
     """SQL that is written for the schema `outlast`, for another."""
     return _OURS.sub(f'"{schema}".', text)
-
-
-@cache
-def _split(query: str) -> tuple[list[str], list[str]]:
-    """The texts of a query around its values, and their names."""
-    texts, names, text = [], [], ""
-    for part in _VALUES.split(query):
-        if part == "%%":
-            text += "%"
-        elif part.startswith("%("):
-            texts.append(text)
-            names.append(part[2:-2])
-            text = ""
-        else:
-            text += part
-    return [*texts, text], names
 
 
 def _quiet(wire: Wire) -> bool:
