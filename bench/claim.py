@@ -16,7 +16,6 @@ import apsw
 import measure
 from ours import AGENT
 from outlast.stores.sqlite.store import SQLiteStore
-from plain import Insert
 
 RUNS = 4000
 HELD = 10_000
@@ -36,9 +35,14 @@ def main() -> None:
         else:
             targets.at_most("a single claim with 10,000 held against none (tmpfs)", single[1, 0] / single[1, HELD], 1.25, "×")
         targets.at_least(f"fewest claims of 4 workers against the most ({place}, single)", single[4, -1], 0.5)
-    with measure.folder() as folder:
-        floor = 1 / measure.median(Insert(folder).steps(1, 300))
-    print(f"\nbare fsynced INSERTs a second on this disk: {floor:,.0f}\n")
+    for place, base in (("disk", None), ("tmpfs", measure.memory_folder())):
+        with measure.folder(base) as folder:
+            claims, updates = in_turns(folder, 500)
+        print(
+            f"\n{place}, in turns: {500 / sum(claims):,.0f} single claims and {500 / sum(updates):,.0f} bare autocommitted UPDATEs a second; "
+            f"a claim takes {sum(claims) / sum(updates):.2f} of them (of medians: {measure.median(claims) / measure.median(updates):.2f})"
+        )
+    print()
     measure.table(["files on", "workers", "at a time", "held before", "claims a second", "µs a call, median", "per worker"], rows)
     targets.show()
 
@@ -67,6 +71,29 @@ def table_of(
         rates[workers, -1] = measure.median([min(c) / max(c) for c in counts])
         rows.append((place, workers, batch, f"{held:,}", f"{rate:,.0f}", measure.us(call), f"{min(counts[-1])} … {max(counts[-1])}"))
     return single, batched
+
+
+def in_turns(folder: Path, times: int) -> tuple[list[float], list[float]]:
+    """Seconds of single claims, and of the least that a claim could be on this disk: one UPDATE of one row, one fsync."""
+    filled(folder, times + 1, 0)
+    store = SQLiteStore(folder / "outlast.db")
+    bare = apsw.Connection(str(folder / "bare.db"))
+    bare.execute(
+        "PRAGMA journal_mode = wal; PRAGMA synchronous = full; CREATE TABLE run (run_no INTEGER PRIMARY KEY, fence, owner)"
+    ).fetchall()
+    bare.executemany("INSERT INTO run VALUES (?, 0, ?)", ((n, "x" * 50) for n in range(times)))
+    store.claim("worker", agents=[AGENT], limit=1)
+    claims, updates = [], []
+    for n in range(times):
+        a = measure.now()
+        bare.execute("UPDATE run SET fence = fence + 1 WHERE run_no = ?", (n,))
+        b = measure.now()
+        assert store.claim("worker", agents=[AGENT], limit=1)
+        claims.append(measure.now() - b)
+        updates.append(b - a)
+    bare.close()
+    store.close()
+    return claims, updates
 
 
 def filled(folder: Path, due: int, held: int) -> None:

@@ -13,7 +13,6 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
-from functools import lru_cache
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -32,14 +31,17 @@ TRACEPARENT = re.compile(r"^00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})$")
 MAX_CONTENT = 8192  # characters of an argument or result in an attribute
 
 
-@lru_cache(maxsize=1)
+_found: Any = None
+
+
 def _api() -> Any:
-    """OpenTelemetry's API, or None: looked up once, an `import` for every span would cost a tenth of it."""
-    try:
+    """OpenTelemetry's API, or None where nobody has set up tracing. Kept: an `import` for every span would cost a tenth of it."""
+    global _found
+    if _found is None and metrics.set_up("opentelemetry.trace", "OTEL_PYTHON_TRACER_PROVIDER"):
         from opentelemetry import context, trace
-    except ModuleNotFoundError:
-        return None
-    return SimpleNamespace(context=context, trace=trace, tracer=trace.get_tracer("outlast"))
+
+        _found = SimpleNamespace(context=context, trace=trace, tracer=trace.get_tracer("outlast"))
+    return _found
 
 
 def _tracer() -> Any:

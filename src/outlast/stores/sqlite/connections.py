@@ -47,7 +47,8 @@ class Connections:
 
     def _reset(self) -> None:
         self._pid = os.getpid()
-        self._changed = threading.Condition(threading.Lock())
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._opening = threading.Lock()
         self._one = threading.RLock()  # in memory: around every read and every write
         self._using = 0
@@ -189,14 +190,14 @@ class _Using:
         of = self._of
         if os.getpid() != of._pid:
             of._disown()
-        with of._changed:
+        with of._lock:
             while of._suspended:
                 of._changed.wait()
             of._using += 1
 
     def __exit__(self, *exc: object) -> None:
         of = self._of
-        with of._changed:
+        with of._lock:
             of._using -= 1
             if of._using == 0:
                 of._changed.notify_all()  # a fork or a close may wait for it
