@@ -89,6 +89,21 @@ def test_a_process_that_died_before_it_wrote_anything() -> None:
     assert killed.row == "killed" and "nothing of it was saved" in killed.what.striptags() and told.groups[2].sub == ["fence 2"]
 
 
+def test_the_version_and_the_cost_of_each_answer() -> None:
+    answer = {"role": "assistant", "content": "Done."}
+    entries = [
+        entry(1, "RunStarted", {"agent": "support", "agent_version": "1"}, fence=0, seq=0),
+        entry(2, "MessageAdded", CALL, seq=1, meta={"usage": {"input_tokens": 820, "output_tokens": 58}, "cost_usd": "0.0033"}),
+        entry(3, "VersionChanged", {"agent_version": "2"}, fence=2, seq=1),
+        entry(4, "MessageAdded", answer, fence=2, seq=2),
+    ]
+    assert [said.about for said in story(entries).conversation()] == ["820 in, 58 out, $0.0033, version 1", "version 2"]
+    assert [said.about for said in story(entries[:2]).conversation()] == [
+        "820 in, 58 out, $0.0033"
+    ]  # of one version the head of the page speaks
+    assert story(entries).answer() == "Done."
+
+
 def test_every_kind_of_entry_is_told() -> None:
     missing = [kind for kind in KINDS if not hasattr(Story, f"_tell_{_snake(kind)}")]
     assert not missing, missing

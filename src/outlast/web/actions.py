@@ -1,4 +1,4 @@
-"""What a person does by a form: decide, verify, send, report an event, cancel, try again. Then they are sent to the page that shows it.
+"""What a person does by a form: decide, verify, send, report an event, cancel, try again, fork. Then they are sent to the page that shows it.
 
 A refusal changes nothing and comes back as the same page with what stands instead; what was typed stays in its fields.
 """
@@ -88,6 +88,18 @@ def retry(site: Site, request: Request, form: Form) -> Response:
     return _operate(site, request, lambda who, run_id: site.app.retry(run_id, by=who))
 
 
+def fork(site: Site, request: Request, form: Form) -> Response:
+    """The new run's page is shown."""
+
+    def act(who: str, run_id: str) -> str:
+        at, wanted = form.get("at", "").strip(), form.get("new_run_id", "").strip()
+        if not at.isascii() or not at.isdigit() or len(at) > 9:
+            raise UsageError("say at which message: a number")
+        return site.app.fork(run_id, at=int(at), new_run_id=wanted or None, by=who).run_id
+
+    return _operate(site, request, act)
+
+
 # ---- inside -----------------------------------------------------------------------------------------------------------------
 
 
@@ -149,15 +161,16 @@ def _operate(site: Site, request: Request, act: Callable[[str, str], object]) ->
     head = site.run(who, run_id)
     if not site.operates(who, head):
         raise NotAllowed(f"{who} may not operate run {run_id}", run_id=run_id)
+    shown: object = None
     try:
-        act(who, run_id)
+        shown = act(who, run_id)
     except RunNotFound:
         raise
     except OutlastError as e:
         if e.http_status >= 500:
             raise
         return views.run(site, request, notice=Notice("Nothing was changed:", f"{e}.", failed=True), status=e.http_status)
-    return RedirectResponse(f"{request.scope.get('root_path', '')}/runs/{run_id}", status_code=303)
+    return RedirectResponse(f"{request.scope.get('root_path', '')}/runs/{shown if isinstance(shown, str) else run_id}", status_code=303)
 
 
 def appearance(site: Site, request: Request, form: Form) -> Response:

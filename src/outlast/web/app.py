@@ -88,7 +88,7 @@ def build(
         Route("/live", _live(site)),
         *(Route(f"/runs/{{run_id}}/{name}", _action(site, action), methods=["POST"]) for name, action in (
             ("decide", actions.decide), ("verify", actions.verify), ("send", actions.send), ("event", actions.event),
-            ("cancel", actions.cancel), ("retry", actions.retry))),
+            ("cancel", actions.cancel), ("retry", actions.retry), ("fork", actions.fork))),
         Route("/appearance", _action(site, actions.appearance), methods=["POST"]),
         Route("/login", _login(site), methods=["GET", "POST"]),
         Route("/logout", _logout(site), methods=["POST"]),

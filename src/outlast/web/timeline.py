@@ -274,6 +274,13 @@ class Story:
         body = e["body"]
         line.what = Markup("{} started the run of {}").format(text.seen(e["by"] or "Somebody"), text.seen(body.get("agent", self.agent)))
         line.under = f"version {body['agent_version']}" if body.get("agent_version") else ""
+        if body.get("forked_from"):
+            line.what = Markup("{} forked {} at message {}").format(
+                text.seen(e["by"] or "Somebody"), code(body["forked_from"]), body.get("forked_at")
+            )
+            line.under = (
+                "what happened there stays done; a new call that does something asks a person first" if body.get("asks") else line.under
+            )
 
     def _tell_message_added(self, e: Entry, line: Line) -> None:
         number = Markup(' <a class="quiet nowrap" href="#m{0}">message {0}</a>').format(e["seq"])
@@ -503,7 +510,11 @@ class Story:
 
     def conversation(self) -> list[Said]:
         out = []
+        changed = any(e["kind"] == "VersionChanged" for e in self.entries)  # one version is said once, at the head of the page
+        version = ""
         for e in self.entries:
+            if e["kind"] in ("RunStarted", "VersionChanged"):
+                version = str(e["body"].get("agent_version") or "")
             if e["kind"] != "MessageAdded" or not isinstance(e["body"], Mapping):
                 continue
             at = text.instant(e["at"])
@@ -511,7 +522,16 @@ class Story:
             blocks = _blocks(e)
             mine = [str(b.get("id")) for b in blocks if b.get("type") == "tool_use"]
             decided = [g for g in self.gates.values() if g.call_id in mine and g.outcome is not None and g.kind in DECIDED_KINDS]
-            out.append(Said(int(e["seq"]), self._who(e, blocks), self._about(e), at, [self._block(b) for b in blocks], decided))
+            out.append(
+                Said(
+                    int(e["seq"]),
+                    self._who(e, blocks),
+                    self._about(e, version if changed else ""),
+                    at,
+                    [self._block(b) for b in blocks],
+                    decided,
+                )
+            )
         return out
 
     def _who(self, e: Entry, blocks: Sequence[Mapping[str, Any]]) -> str:
@@ -521,7 +541,7 @@ class Story:
         return f"Result of {', '.join(names)}" if names else "User"
 
     @staticmethod
-    def _about(e: Entry) -> str:
+    def _about(e: Entry, version: str) -> str:
         meta = e.get("meta") or {}
         usage = meta.get("usage")
         parts = []
@@ -529,6 +549,10 @@ class Story:
             parts.append(f"{text.number(usage.get('input_tokens'))} in, {text.number(usage.get('output_tokens'))} out")
         if isinstance(meta.get("latency_ms"), int):
             parts.append(text.span(meta["latency_ms"] / 1000))
+        if isinstance(meta.get("cost_usd"), str):
+            parts.append(text.money(meta["cost_usd"]))
+        if version and e["body"].get("role") == "assistant":
+            parts.append(f"version {version}")
         return ", ".join(parts)
 
     def _block(self, block: Mapping[str, Any]) -> Block:
