@@ -37,7 +37,8 @@ LONG = 10_000  # entries of the long run
 TIMES = 11
 PAGES = 100
 ROUNDS = 6
-APPENDS = 150  # of a round
+ROUND_S = 5.0  # of appending, one after the other
+YARDSTICK = ""  # the same work in the same turns: how slow this machine was
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
@@ -101,20 +102,25 @@ def lists(name: str, app: Outlast, count: int, targets: measure.Targets) -> None
         "agent=rare": "/runs?agent=rare", "agent and status": "/runs?agent=import&status=cancelled", "tag": "/runs?tag=tenant%3Dt-7",
         "id begins with": "/runs?q=run-999", "words of the first message": "/runs?q=KITE-999", "words that nobody said": "/runs?q=nothing-like-this",
         "since=4h": "/runs?since=4h", "stuck": "/runs?stuck=1", "long run, its end": "/runs/long", "long run, its middle": f"/runs/long?after={LONG // 2}",
-        "inbox": "/inbox", "charts of a day": "/charts?since=1d", "charts of a month": "/charts?since=30d"}  # fmt: skip
+        "inbox": "/inbox", "charts of a day": "/charts?since=1d", "charts of a month": "/charts?since=30d",
+        "(a yardstick: to add a million numbers)": YARDSTICK}  # fmt: skip
     took: dict[str, list[float]] = {what: [] for what in paths}
     cpu: dict[str, list[float]] = {what: [] for what in paths}
     for _ in range(TIMES):
         for what, path in paths.items():
             served.site._figures.clear()
-            before = time.process_time()
-            took[what].append(asyncio.run(asked(served, path)))
+            before, a = time.process_time(), measure.now()
+            if path == YARDSTICK:
+                assert sum(range(1_000_000)) > 0
+                took[what].append(measure.now() - a)
+            else:
+                took[what].append(asyncio.run(asked(served, path)))
             cpu[what].append(time.process_time() - before)
     measure.table([f"{name}, server time", "median ms", "95 % ms", "least ms", "CPU of this process, ms"],
                   [(what, *map(measure.ms, (measure.median(x), measure.p95(x), min(x), measure.median(cpu[what])))) for what, x in took.items()])  # fmt: skip
     print()
     for what, times in took.items():
-        if not what.startswith(("inbox", "charts")):
+        if not what.startswith(("inbox", "charts", "(")):
             targets.at_most(f"{name}: {what}", measure.median(times) * 1e3, 100 if what.startswith("long") else 50, " ms")
 
 
@@ -158,10 +164,10 @@ def live(name: str, url: str, targets: measure.Targets) -> None:
     told(watching, "close")
     refreshed = 0
     for _ in range(ROUNDS):
-        away += session.steps(APPENDS)
+        away += steps(session)
         told(watching, "open")
         at = cpu_s(serving.pid), measure.now()
-        beside += session.steps(APPENDS)
+        beside += steps(session)
         cpu, wall = cpu + cpu_s(serving.pid) - at[0], wall + measure.now() - at[1]
         refreshed += int(told(watching, "close"))
     for process in (watching, serving):
@@ -176,6 +182,14 @@ def live(name: str, url: str, targets: measure.Targets) -> None:
     print()
     targets.at_most(f"{name}: CPU of {PAGES} open pages", cpu / wall, 1, " cores")
     targets.at_most(f"{name}: an append beside them", slower, 1.1, "×")
+
+
+def steps(session: Session) -> list[float]:
+    out: list[float] = []
+    until = measure.now() + ROUND_S
+    while measure.now() < until:
+        out += session.steps(20)
+    return out
 
 
 def child(what: str, *args: str) -> Any:

@@ -242,7 +242,8 @@ class Story:
             else:
                 last = [str(line.what.striptags()) for line in group.lines if not line.row]
                 under = "ended without giving the run back" if group.killed else (last[-1] if last else "")
-                parts.append(Part("killed" if group.killed else "process", f"{group.title}, {text.span(group.seconds)}", under))
+                took = f", {text.span(group.seconds)}" if group.seconds else ""
+                parts.append(Part("killed" if group.killed else "process", f"{group.title}{took}", under))
         if len(parts) > PARTS:
             parts = [Part("gap", f"{len(parts) - PARTS + 1} parts before", "in the timeline"), *parts[-PARTS + 1 :]]
         return parts
@@ -260,7 +261,7 @@ class Story:
             return line
         tell(e, line)
         ms = (e.get("meta") or {}).get("ms", (e.get("meta") or {}).get("latency_ms"))
-        if isinstance(ms, int) and not isinstance(ms, bool):
+        if isinstance(ms, int) and not isinstance(ms, bool) and line.wait is None:  # of a wait the time is its own, not its tool's
             line.took = timedelta(milliseconds=ms)
             line.begins = at - line.took
             line.bar = line.bar or "tool"

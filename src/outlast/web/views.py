@@ -308,7 +308,7 @@ def run(site: Site, request: Request, *, notice: Notice | None = None, trouble: 
     return site.render(
         request, "run.html", status=status, clock=clock, head=head, operates=site.operates(who, head), commands=_commands(head, waiting),
         lead=story.answer() if head.status == "done" else clock.words(head.reason or ""), at_work=story.at_work(head) if pages is None else None,
-        driven_by=cards.owner_words(head.lease_owner or ""), life=story.life() if len(story.groups) > 1 else [], cards=asks,
+        driven_by=cards.owner_words(head.lease_owner or ""), life=life if len(life := story.life()) > 1 else [], cards=asks,
         groups=story.groups, seconds=story.seconds, effects=story.effects(), said=story.conversation(), gates=gates[:MOST_GATES],
         entries=entries, length=length, pages=pages, notice=notice or _done_notice(site, who, request, clock),
         events=[str(g.args.get("event")) for g in waiting if g.kind == "event"], here=base + _query_string(request),
