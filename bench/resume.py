@@ -87,6 +87,7 @@ def of_ours(mode: str, n: int, where: Path, spawned: float) -> None:
     s.next_step(run, s.Policy(), store.now())
     assert len(run.messages) == n
     say(spawned, imported)
+    store.release(lease)  # for the next round
 
 
 def of_article(mode: str, n: int, where: Path, spawned: float) -> None:
