@@ -4,8 +4,8 @@ Rules
 1. An event says only that something changed (`changed`, its id a fingerprint); the page then asks for itself, through the front door.
 2. The watcher runs while somebody listens. A page whose fingerprint is the present one is not woken. What a fingerprint is made of is read
    by an index and without bodies.
-3. What all pages together cost is bounded: after pages were woken, the next look waits until this process had been idle for as long as it
-   was at work (`SHARE`), `LAG_S` at most. One page hears at once; a hundred on a busy store hear every few seconds.
+3. What all pages together cost is bounded: they are woken a few at a time (`SLICE`), and the next few wait while this process has used more
+   than its share of a core (`SHARE`, saved up to `BURST_S`), `LAG_S` at most. A few pages hear at once; a hundred on a busy store within seconds.
 4. At most `MOST` listeners; a comment every `BEAT_S` seconds keeps proxies from closing, and finds listeners who have gone.
 """
 
@@ -16,7 +16,7 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterable
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -35,8 +35,10 @@ MOST = 500  # pages open at once in one process
 BEAT_S = 15.0
 PAUSE_S = 0.4  # between two looks: a busy store does not keep pages busy
 LOOK_S = 1.0  # how long one wait for a change blocks its thread, and how old news are where a store does not tell of every commit
-SHARE = 0.5  # of one core: what pages may take together
-LAG_S = 8.0
+SLICE = 8  # pages woken at once
+SHARE = 0.3  # of one core: what pages may take together
+BURST_S = 1.0  # of a core's time: what they may take at once after a while without
+LAG_S = 12.0
 
 
 @dataclass(eq=False)
@@ -45,6 +47,21 @@ class Listener:
     seen: str
     news: asyncio.Event = field(default_factory=asyncio.Event)
     print_: str = ""
+
+
+class Budget:
+    """What this process may use of a core: a share of the time that passes, saved up to a limit."""
+
+    def __init__(self) -> None:
+        self._left = BURST_S
+        self._wall, self._cpu = time.monotonic(), time.process_time()
+
+    def spent(self) -> bool:
+        wall, cpu = time.monotonic(), time.process_time()
+        self._left = min(BURST_S, self._left + SHARE * (wall - self._wall) - (cpu - self._cpu))
+        self._left = max(self._left, -LAG_S * SHARE)  # what others use of this process is no debt for ever
+        self._wall, self._cpu = wall, cpu
+        return self._left < 0
 
 
 class Hub:
@@ -125,6 +142,7 @@ class Hub:
     async def _watch(self) -> None:
         seen, commits = None, ""
         fresh: set[Listener] = set()
+        budget = Budget()
         while self._listeners and not self._closed:
             try:
                 waited = LOOK_S if fresh >= self._listeners else 0.0
@@ -132,34 +150,26 @@ class Hub:
                 before, commits = commits, await self._blocking(self.app.reader.commits)
                 if before == commits and fresh >= self._listeners:
                     continue
-                begun = time.monotonic(), time.process_time()
-                woken = await self._wake(listeners := set(self._listeners))
+                listeners = set(self._listeners)
+                prints = await self._blocking(self.fingerprints, {x.topic for x in listeners})
                 fresh = listeners
-                await self._rest(woken, *begun)
+                await self._wake(listeners, prints, budget)
             except Exception as e:  # noqa: BLE001 - whatever fails, the pages that are open must not go deaf
                 log.warning("looking for changes failed: %s", type(e).__name__)
                 seen, fresh = None, set()
-                await asyncio.sleep(PAUSE_S)
-
-    async def _wake(self, listeners: Collection[Listener]) -> int:
-        """Those whose page is no longer true; gives how many there were."""
-        prints = await self._blocking(self.fingerprints, {x.topic for x in listeners})
-        woken = 0
-        for listener in listeners:
-            print_ = prints.get(listener.topic)  # a run that has gone wakes nobody
-            if print_ is not None and print_ not in (listener.seen, listener.print_):
-                listener.print_ = print_
-                listener.news.set()
-                woken += 1
-        return woken
-
-    @staticmethod
-    async def _rest(woken: int, since: float, cpu: float) -> None:
-        """Until the pages that were woken have had their answers, and this process has been idle for its share of the time."""
-        until = since + LAG_S
-        await asyncio.sleep(max(PAUSE_S, (time.monotonic() - since) / SHARE))
-        while woken > 1 and (now := time.monotonic()) < until and time.process_time() - cpu > SHARE * (now - since):  # noqa: ASYNC110 - no event tells
             await asyncio.sleep(PAUSE_S)
+
+    async def _wake(self, listeners: Collection[Listener], prints: Mapping[str, str], budget: Budget) -> None:
+        """Those whose page is no longer true; a run that has gone wakes nobody."""
+        stale = [x for x in listeners if prints.get(x.topic, x.seen) not in (x.seen, x.print_)]
+        until = time.monotonic() + LAG_S
+        for n, listener in enumerate(stale):
+            if n and n % SLICE == 0:
+                await asyncio.sleep(PAUSE_S / 2)  # they ask, and are answered
+                while budget.spent() and time.monotonic() < until and not self._closed:  # noqa: ASYNC110 - no event tells when a core is idle
+                    await asyncio.sleep(PAUSE_S / 2)
+            listener.print_ = prints[listener.topic]
+            listener.news.set()
 
     async def _blocking(self, f: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         assert self._pool is not None
