@@ -59,9 +59,14 @@ class Driver:
         self.workers: list[Worker] = []
         self.server: subprocess.Popen[bytes] | None = None
         self.version = "1"
-        self.up()
-        self.app = self.client()
-        self.prepare()
+        try:
+            self.up()
+            self.app = self.client()
+            self.prepare()
+        except BaseException:  # nobody will close what was not made
+            self.kill_server()
+            shutil.rmtree(self.folder, ignore_errors=True)
+            raise
 
     def prepare(self) -> None:
         """The store is made by one process."""
