@@ -242,7 +242,7 @@ def _context_of(traceparent: str | None) -> Any:
     return trace.SpanContext(int(match[1], 16), int(match[2], 16), is_remote=True, trace_flags=trace.TraceFlags(int(match[3], 16)))
 
 
-class tool:  # noqa: N801 - as above
+class tool:  # noqa: N801 - used like a function, in a `with`
     """A span for one attempt of a tool; gives a function that takes how it ended."""
 
     __slots__ = ("_attempt", "_call", "_run_id", "_span", "_token")

@@ -133,7 +133,9 @@ class Worker:
         """A run whose agent cannot be driven here, its model cannot be made, say: held for a worker that can. The other agents go on."""
         if lease.agent not in self.unfit:
             about = {"run_id": lease.run_id, "worker": owner.short(lease.owner), "fence": lease.fence}
-            log.error("agent %s cannot be driven here: %s%s; its runs are held", lease.agent, e, f" ({e.hint})" if e.hint else "", extra=about)
+            log.error(
+                "agent %s cannot be driven here: %s%s; its runs are held", lease.agent, e, f" ({e.hint})" if e.hint else "", extra=about
+            )
         self.unfit[lease.agent] = e
         needs = f"model:{lease.agent}"
         self.failed[lease.agent, needs] = monotonic()
