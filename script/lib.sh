@@ -65,6 +65,7 @@ set_up_system() {
     command -v sqlite3 >/dev/null 2>&1 || missing="$missing sqlite3"
     command -v gcc >/dev/null 2>&1 || missing="$missing gcc libc6-dev"
     command -v postgres >/dev/null 2>&1 || ls /usr/lib/postgresql/*/bin/postgres >/dev/null 2>&1 || missing="$missing postgresql"
+    ls /usr/lib/*/faketime/libfaketimeMT.so.1 >/dev/null 2>&1 || missing="$missing faketime"
     command -v pgbouncer >/dev/null 2>&1 || [ -x /usr/sbin/pgbouncer ] || missing="$missing pgbouncer"
     command -v chromium >/dev/null 2>&1 || command -v google-chrome >/dev/null 2>&1 || missing="$missing chromium"
     [ -z "$missing" ] && return

@@ -60,7 +60,8 @@ def test_declared_truly_is_green(crash_matrix: CrashMatrix, effect: str) -> None
 
 def test_a_batch_and_a_rejection_are_green(crash_matrix: CrashMatrix) -> None:
     batch = ScriptedModel([asks(*(use(name, f"toolu_{n:02}", text=name) for n, name in enumerate(EFFECTS))), "Done."])
-    crash_matrix(agent_of(*tools().values()), "go", model=batch, deps=deps, observe=effects).assert_ok()
+    in_any_order = partial(sorted, key=str)  # a call in doubt waits for its check or a person, those after it do not
+    crash_matrix(agent_of(*tools().values()), "go", model=batch, deps=deps, observe=lambda d: in_any_order(effects(d))).assert_ok()
     report = crash_matrix(agent_of(tools(GATE)["act"]), "go", model=script("act"), deps=deps, observe=effects, approve=False)
     report.assert_ok()
 

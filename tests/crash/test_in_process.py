@@ -7,9 +7,13 @@ messages, effects by policy, and at most one more model call for each death.
 
 from __future__ import annotations
 
+import os
 import random
-from collections.abc import Iterator, Sequence
+import shutil
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +27,14 @@ from outlast.runtime import crashpoints
 from outlast.runtime.clock import ManualClock
 from outlast.runtime.drive import Drive
 from outlast.stores import owner
+from support.postgres import Server
 
 SEED = 20261129
+LONG = os.environ.get("OUTLAST_TESTS") == "long"
+SLICE = 1 if LONG else 4  # every point in the long tier, else every fourth, others every day
+TODAY = datetime.now(UTC).toordinal()
+PAIRS = ["deliver", "act", "act_checked", "a batch"]
+PG_PAIRS = 500
 
 
 class Crash(BaseException):
@@ -57,15 +67,15 @@ class Outcome:
         return len(self.passed)
 
 
-def live(folder: Path, script: str, *, gated: bool, approve: bool = True, die_at: Sequence[int] = ()) -> Outcome:
-    """One life after the other on the same file; the last one ends with the run."""
+def live(folder: Path, script: str, *, gated: bool, approve: bool = True, die_at: Sequence[int] = (), store: str | None = None) -> Outcome:
+    """One life after the other on the same file, or on `store`; the last one ends with the run."""
     folder.mkdir()
     ledger, log, clock = Ledger(folder / "ledger"), folder / "model.log", ManualClock()
     deaths: list[str] = []
     for at in [*die_at, None]:
         made = tools(GATE if gated else None)
         agent = Agent("crashing", model=ScriptedModel(SCRIPTS[script], log=log), tools=list(made.values()))
-        app = Outlast(folder / "outlast.db", agents=[agent], deps=ledger, clock=clock)
+        app = Outlast(store or folder / "outlast.db", agents=[agent], deps=ledger, clock=clock)
         death = Death(at)
         owners = _dying() if at is not None else _living()
         with pytest.MonkeyPatch.context() as patch:
@@ -118,11 +128,15 @@ def disarmed() -> Iterator[None]:
     crashpoints.arm(None)
 
 
+def points_of(calm: Outcome) -> range:
+    return range(1 + TODAY % SLICE, calm.points + 1, SLICE)
+
+
 @pytest.mark.parametrize("gated", [False, True], ids=["open", "gated"])
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_every_point_once(tmp_path: Path, script: str, gated: bool) -> None:
     calm = live(tmp_path / "calm", script, gated=gated)
-    for at in range(1, calm.points + 1):
+    for at in points_of(calm):
         found = live(tmp_path / f"death-{at}", script, gated=gated, die_at=[at])
         assert len(found.deaths) == 1
         assert_as_undisturbed(found, calm)
@@ -131,7 +145,7 @@ def test_every_point_once(tmp_path: Path, script: str, gated: bool) -> None:
 @pytest.mark.parametrize("script", ["deliver", "act_checked", "a batch"])
 def test_every_point_once_where_a_person_says_no(tmp_path: Path, script: str) -> None:
     calm = live(tmp_path / "calm", script, gated=True, approve=False)
-    for at in range(1, calm.points + 1):
+    for at in points_of(calm):
         found = live(tmp_path / f"death-{at}", script, gated=True, approve=False, die_at=[at])
         assert_as_undisturbed(found, calm)
         assert found.ledger.lines() == []
@@ -143,7 +157,7 @@ def test_every_point_of_the_life_that_finds_a_call_in_doubt(tmp_path: Path, scri
     calm = live(tmp_path / "calm", script, gated=False)
     first = calm.passed.index(f"tool.after:{script}") + 1
     found = live(tmp_path / "first", script, gated=False, die_at=[first])
-    for at in range(1, found.points + 1):
+    for at in points_of(found):
         assert_as_undisturbed(live(tmp_path / f"death-{at}", script, gated=False, die_at=[first, at]), calm)
     passed = {name.partition(":")[0] for name in [*calm.passed, *found.passed]}
     missing = (
@@ -161,6 +175,60 @@ def test_sampled_pairs_of_deaths(tmp_path: Path, script: str, gated: bool) -> No
         die_at = [rng.randint(1, calm.points), rng.randint(1, calm.points)]
         found = live(tmp_path / f"pair-{n}", script, gated=gated, die_at=die_at)
         assert_as_undisturbed(found, calm)
+
+
+# ---- Postgres, and every pair: a few here, all of them in the long tier --------------------------------------------------------
+
+_schemas = count(1)
+
+
+@pytest.fixture
+def new_store(postgres: Server) -> Callable[[], str]:
+    """The URL of a migrated schema of its own."""
+
+    def made() -> str:
+        url = postgres.url(schema=f"crash{next(_schemas)}")
+        with Outlast(url, agents=[]) as app:
+            app.store_migrate()
+        return url
+
+    return made
+
+
+@pytest.mark.parametrize("gated", [False, True], ids=["open", "gated"])
+@pytest.mark.parametrize("script", SCRIPTS if LONG else [sorted(SCRIPTS)[TODAY % len(SCRIPTS)]])
+def test_every_point_once_on_postgres(tmp_path: Path, new_store: Callable[[], str], script: str, gated: bool) -> None:
+    calm = live(tmp_path / "calm", script, gated=gated, store=new_store())
+    for at in range(1 + TODAY % SLICE, calm.points + 1, 1 if LONG else 2 * SLICE):
+        found = live(tmp_path / f"death-{at}", script, gated=gated, die_at=[at], store=new_store())
+        assert len(found.deaths) == 1
+        assert_as_undisturbed(found, calm)
+
+
+@pytest.mark.parametrize("script", ["act_checked"] if not LONG else PAIRS)
+def test_pairs_of_deaths_on_postgres(tmp_path: Path, new_store: Callable[[], str], script: str) -> None:
+    calm = live(tmp_path / "calm", script, gated=True, store=new_store())
+    rng = random.Random(f"{TODAY}-{script}")
+    for n in range(PG_PAIRS // len(PAIRS) if LONG else 2):
+        die_at = [rng.randint(1, calm.points), rng.randint(1, calm.points)]
+        assert_as_undisturbed(live(tmp_path / f"pair-{n}", script, gated=True, die_at=die_at, store=new_store()), calm)
+
+
+if LONG:
+
+    @pytest.mark.parametrize("script", PAIRS)
+    def test_all_ordered_pairs_of_deaths(tmp_path: Path, script: str) -> None:
+        """The second death strikes the life that takes up what the first has left, at each point that this one passes."""
+        calm = live(tmp_path / "calm", script, gated=True)
+        pairs = 0
+        for first in range(1, calm.points + 1):
+            taken_up = live(tmp_path / f"first-{first}", script, gated=True, die_at=[first])
+            for second in range(1, taken_up.points + 1):
+                folder = tmp_path / f"pair-{first}-{second}"
+                assert_as_undisturbed(live(folder, script, gated=True, die_at=[first, second]), calm)
+                shutil.rmtree(folder)
+                pairs += 1
+        print(f"{script}: {pairs} ordered pairs of {calm.points} points")
 
 
 def test_the_matrix_is_red_without_intents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,28 +5,63 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Mapping
+from datetime import UTC, datetime
 
 import pytest
 
 from outlast.runtime import writer
-from outlast.testing.simulate import Found, command, play, run, shrink
+from outlast.testing.simulate import (
+    ENOUGH,
+    ENOUGH_FOR_PAIRS,
+    MUST_MEET,
+    MUST_REACH,
+    Found,
+    Result,
+    command,
+    play,
+    run,
+    shrink,
+)
 from outlast.testing.simulation.loop import Choices
 from outlast.testing.simulation.schedule import quiet
 
-FIRST = int(os.environ.get("OUTLAST_SIM_FIRST", "20261129"))
-SEEDS = int(os.environ.get("OUTLAST_SIM_SEEDS", "150"))  # a slice; script/proof plays the many
+FIRST = 20261129
+CHUNKS, CHUNK = 8, 500  # 4,000 schedules here, in pieces that several cores share; script/proof plays the many
+TODAY = datetime.now(UTC).toordinal()  # the last piece has other seeds every day
 
 BREAKS = 5  # from this seed on the planted fault is soon met
 
 
-def test_a_slice_of_schedules_breaks_nothing() -> None:
-    result = run(range(FIRST, FIRST + SEEDS))
+@pytest.mark.parametrize("first", [*range(FIRST, FIRST + (CHUNKS - 1) * CHUNK, CHUNK), TODAY * CHUNK])
+def test_a_slice_of_schedules_breaks_nothing(first: int) -> None:
+    result = run(range(first, first + CHUNK))
     assert result.found is None, f"{result.found.why}\n{command(result.found)}"
-    assert result.schedules == SEEDS
+    assert result.schedules == CHUNK
     for what in ("died at commit.before", "died at commit.after", "an unknown commit stood", "a zombie's append was refused",
-                 "a process was paused past its lease", "a run ended as done", "ModelCallLost"):  # fmt: skip
+                 "a process was paused past its lease", "the clock was set back", "a worker was drained", "a run was cancelled",
+                 "somebody said rejected", "an event was delivered twice", "a run ended as done", "ModelCallLost"):  # fmt: skip
         assert result.reached[what], what
+
+
+def test_what_was_never_reached_is_an_error() -> None:
+    """After enough schedules: each state, and each pair of what happens and what it happens in the middle of."""
+    few = Result(schedules=ENOUGH - 1)
+    assert few.unreached == []
+    reached = dict.fromkeys(MUST_REACH, 1)
+    enough = Result(schedules=ENOUGH, reached=Counter({**reached, "died at wire": 0}))
+    assert enough.unreached == ["died at wire"]
+    pairs = dict.fromkeys(MUST_MEET, 1)
+    one, other = "a death", "somebody is paused"
+    many = Result(schedules=ENOUGH_FOR_PAIRS, reached=Counter(reached), pairs=Counter({**pairs, (one, other): 0}))
+    assert many.unreached == [f"{one} / {other}"]
+
+
+def test_every_event_is_counted_with_what_it_happened_in_the_middle_of() -> None:
+    met = run(range(FIRST, FIRST + 40)).pairs
+    assert met["a death", "the model is asked"]
+    assert met["a death", "a process was paused past its lease"]
 
 
 def test_same_seed_same_trace_in_any_process() -> None:

@@ -12,6 +12,7 @@ import pytest
 from outlast.testing import soak, soak_agent
 from outlast.testing.soak import Soak
 from outlast.testing.soak_agent import WINDOWS, Windows, World, inside
+from support.postgres import Server
 
 SEED = 20261129
 
@@ -22,12 +23,22 @@ def quick_to_give_up(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_killed_and_stopped_workers_do_nothing_twice_and_lose_nothing(tmp_path: Path, quick_to_give_up: None) -> None:
-    report = Soak(tmp_path, kills=12, stops=2, runs=12, workers=3, seed=SEED, windows=1)()
+    report = Soak(tmp_path, kills=10, stops=2, runs=10, workers=3, seed=SEED, windows=1)()
     print("\n".join(report.lines()))
     assert report.problems == []
-    assert report.kills == 12
+    assert report.kills == 10
     assert report.stops == 2
     assert report.effects > 0
+
+
+def test_clocks_that_are_set_and_a_server_that_is_killed(tmp_path: Path, quick_to_give_up: None, postgres: Server) -> None:
+    """The same with the workers' clocks set forward and back, and on a Postgres server of its own that is killed."""
+    jumped = Soak(tmp_path / "jumps", kills=4, stops=0, runs=6, workers=2, seed=SEED, windows=0, jumps=3)()
+    assert jumped.problems == []
+    assert jumped.jumps == 3
+    killed = Soak(tmp_path / "server", kills=3, stops=0, runs=6, workers=2, seed=SEED, windows=0, server_kills=2)()
+    assert killed.problems == []
+    assert killed.server_kills == 2
 
 
 def test_a_death_inside_a_window_is_told(tmp_path: Path) -> None:

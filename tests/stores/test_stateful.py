@@ -6,6 +6,7 @@ The model knows what the contract says and nothing of SQL: who holds a run, unde
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar
@@ -26,8 +27,11 @@ from hypothesis.stateful import (
 
 from outlast.core import run as r
 from outlast.errors import CommitUnknown, LeaseLost, RunBusy
+from outlast.settings import parse_store
 from outlast.stores.base import Appended, Batch, Behind, Lease, NewHead, NewRun, Outside, Place, Store
+from outlast.stores.postgres import PostgresStore
 from outlast.stores.sqlite import SQLiteStore
+from support.postgres import Server
 
 LEASE_S = 30
 LONG_AGO = datetime(2026, 1, 1, tzinfo=UTC)
@@ -312,18 +316,35 @@ def in_memory(world: World) -> Store:
         dead=lambda owner: owner in world.dead, point=world.point)  # fmt: skip
 
 
-STORES = {"sqlite": in_memory}
+def on(server: Server) -> Callable[[World], Store]:
+    """Of a Postgres server: a schema of its own for every example."""
+
+    def make(world: World) -> Store:
+        parsed = parse_store(server.url(schema=server.fresh_schema()))
+        store = PostgresStore(
+            parsed.url, schema=parsed.schema, clock=lambda: world.now, lease_clock=lambda: world.now, dead=lambda owner: owner in world.dead,
+            point=world.point)  # fmt: skip
+        store.migrate()
+        return store
+
+    return make
 
 
-def test_sqlite_does_what_the_model_does() -> None:
-    class OnSQLite(Stores):
-        make = staticmethod(in_memory)
-
+def does_what_the_model_does(make: Callable[[World], Store], examples: int) -> None:
+    made = type("Example", (Stores,), {"make": staticmethod(make)})
     run_state_machine_as_test(
-        OnSQLite,
+        made,
         settings=settings(
-            max_examples=EXAMPLES, stateful_step_count=40, deadline=None, database=None,
+            max_examples=examples, stateful_step_count=40, deadline=None, database=None,
             phases=(Phase.generate, Phase.shrink), report_multiple_bugs=False,
             derandomize="OUTLAST_STATEFUL_EXAMPLES" not in os.environ,
             suppress_health_check=list(HealthCheck)),
     )  # fmt: skip
+
+
+def test_sqlite_does_what_the_model_does() -> None:
+    does_what_the_model_does(in_memory, EXAMPLES)
+
+
+def test_postgres_does_what_the_model_does(postgres: Server) -> None:
+    does_what_the_model_does(on(postgres), max(EXAMPLES // 5, 1))  # each has a server's commits to wait for
