@@ -48,8 +48,7 @@ class Week(Kite):
 
         class Slow(ScriptedModel):
             async def __call__(self, request: ModelRequest, /) -> dict[str, Any]:
-                await asyncio.sleep(took := week.slow and 0.7 + 0.35 * (len(request.messages) % 3))
-                week.clock.move(timedelta(seconds=took))
+                await asyncio.to_thread(week.work, 0.7 + 0.35 * (len(request.messages) % 3))
                 return await super().__call__(request)
 
         @tool(effect="read")
