@@ -236,7 +236,7 @@ def test_no_request_gives_a_5xx(schema: Any, method: str, path: str) -> None:
 
     send()
     assert sent >= OPERATIONS[method, path], sent
-    assert len(statuses) > 1 or path == "/health", statuses  # it reached what is behind the checks
+    assert statuses.keys() & {200, 201, 404, 409}, statuses  # it reached what is behind the checks
 
 
 def schemathesis_given(operation: Any) -> Any:
