@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,8 @@ from outlast import Agent, Outlast, ToolContext, tool
 from outlast.errors import UsageError
 from outlast.models import ScriptedModel
 from outlast.runtime import crashpoints
+from outlast.runtime.worker import Worker
+from outlast.stores.base import Lease
 
 
 @pytest.fixture(autouse=True)
@@ -229,3 +231,41 @@ def test_an_agent_whose_model_cannot_be_made_takes_no_other_along(tmp_path: Path
         app.work_sync(until_idle=True)
         assert {app.head(f"bad-{n}").status for n in range(3)} == {"done"}
         assert app.store_check() == []
+
+
+def test_what_is_driven_in_a_process_of_its_own_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is told to stop after the grace, and has ended, or was ended, before its worker does."""
+    monkeypatch.setattr("outlast.runtime.worker.ALONE_FROM", 0)
+    agent = Agent("a", model=ScriptedModel(["Done."]))
+    ended: list[bool] = []
+    with Outlast(tmp_path / "o.db", agents=[agent]) as app:
+        app.start(agent, "go", run_id="r")
+
+        async def play() -> None:
+            begun, ending = asyncio.Event(), asyncio.Event()
+
+            async def alone(lease: Lease) -> None:
+                begun.set()
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    asyncio.get_running_loop().call_later(0.05, ending.set)
+                    await ending.wait()
+                    ended.append(True)
+
+            async def blocking(f: Callable[..., Any], *args: Any) -> Any:
+                return await asyncio.to_thread(f, *args)
+
+            def no_drive(lease: Lease) -> Any:
+                raise AssertionError
+
+            worker = Worker(
+                app._store, app._keeper, agents=["a"], concurrency=1, grace=timedelta(seconds=-5), lease_s=30, until_idle=False, drive=no_drive,
+                blocking=blocking, satisfies=lambda agent, needs: False, alone=alone)  # fmt: skip
+            work = asyncio.ensure_future(worker())
+            await asyncio.wait_for(begun.wait(), LIMIT_S)
+            work.cancel()
+            await asyncio.wait({work}, timeout=LIMIT_S)
+            assert work.cancelled() and ended == [True]
+
+        asyncio.run(play())

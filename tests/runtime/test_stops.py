@@ -20,7 +20,9 @@ from outlast import Agent, Outlast, Retry, tool
 from outlast.core import run as r
 from outlast.errors import LeaseLost, StoreError
 from outlast.models import ModelRequest, ScriptedModel
+from outlast.runtime import drive as drives
 from outlast.runtime import perform
+from outlast.stores import base
 
 
 def kinds(app: Outlast) -> list[str]:
@@ -104,6 +106,104 @@ def test_a_stop_that_is_meant_ends_also_where_nothing_can_be_saved(tmp_path: Pat
             await stopped(driving)
 
         asyncio.run(play())
+
+
+def test_one_stop_ends_within_its_time_where_nothing_can_be_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drives, "GIVE_UP_S", 0.05)
+    agent = Agent("a", model=ScriptedModel(["Done."]))
+    failed = threading.Event()
+
+    def fails(*args: Any, **more: Any) -> Any:
+        failed.set()
+        raise StoreError("the disk is full")
+
+    with Outlast(tmp_path / "o.db", agents=[agent]) as app:
+        app.start(agent, "go", run_id="r")
+        append = app._store.append
+        monkeypatch.setattr(app._store, "append", fails)
+
+        async def play() -> None:
+            driving = asyncio.ensure_future(app.resume("r"))
+            await asyncio.to_thread(happens, failed)
+            driving.cancel()
+            try:
+                await stopped(driving)
+            finally:
+                driving.cancel()
+
+        asyncio.run(play())
+        monkeypatch.setattr(app._store, "append", append)
+
+
+def test_a_stop_while_the_last_save_is_under_way_says_nothing_of_the_lease(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    agent = Agent("a", model=ScriptedModel(["Done."]))
+    with Outlast(tmp_path / "o.db", agents=[agent]) as app:
+        held = Held(app, holds(r.RunEnded))
+        monkeypatch.setattr(app._store, "append", held)
+
+        async def play() -> None:
+            driving = asyncio.ensure_future(app.run(agent, "go", run_id="r"))
+            await asyncio.to_thread(happens, held.begun)
+            driving.cancel()
+            await asyncio.sleep(0)
+            held.go_on.set()
+            await stopped(driving)
+
+        asyncio.run(play())
+        assert app.head("r").status == "done"
+    assert "could not be given back" not in caplog.text
+
+
+def test_a_call_hears_at_once_that_its_run_was_taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever reads what is new finds the lease gone before the keeper does: that is no store which fails, and is asked again."""
+    monkeypatch.setattr(drives, "STORE_PAUSE_S", 3600.0)
+    begun = threading.Event()
+
+    @tool(effect="at_most_once")
+    async def pay() -> str:
+        """Pay."""
+        begun.set()
+        await asyncio.Event().wait()
+        return "never"
+
+    agent = Agent("a", model=ScriptedModel([[use("pay", "c")], "Done."]), tools=[pay])
+    with Outlast(tmp_path / "o.db", agents=[agent]) as app:
+
+        async def play() -> None:
+            driving = asyncio.ensure_future(app.run(agent, "go", run_id="r"))
+            await asyncio.to_thread(happens, begun)
+
+            def gone(*args: Any, **more: Any) -> Any:
+                raise LeaseLost("taken over")
+
+            monkeypatch.setattr(app._store, "load", gone)
+            await asyncio.to_thread(app.send, "r", "are you there?")
+            await asyncio.wait({driving}, timeout=LIMIT_S)
+            assert driving.done() and isinstance(driving.exception(), LeaseLost)
+
+        asyncio.run(play())
+
+
+def test_a_lease_is_kept_whatever_the_keeper_has_to_tell_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From its own thread, before the driver has done anything: the driver's loop is known to it."""
+    agent = Agent("a", model=ScriptedModel(["Done."]))
+    kept: list[int] = []
+    with Outlast(tmp_path / "o.db", agents=[agent]) as app:
+        app.start(agent, "go", run_id="r")
+        keeper, add = app._keeper, app._keeper.add
+
+        def tells(lease: Any, news: Any) -> None:
+            add(lease, news)
+            teller = threading.Thread(target=news, args=[base.Renewed(lease.run_id, True, lease.fence, 2)])
+            teller.start()
+            teller.join()
+            kept.append(keeper.held())
+
+        monkeypatch.setattr(keeper, "add", tells)
+        assert app.resume_sync("r").status == "done"
+    assert kept == [1]
 
 
 def test_a_call_that_was_stopped_before_its_act_is_not_in_doubt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

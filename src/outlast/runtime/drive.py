@@ -100,12 +100,6 @@ class Drive:
         self.segment = telemetry.Segment(None)  # of a program that drives by hand: its own spans are there
 
     @property
-    def loop(self) -> asyncio.AbstractEventLoop:
-        if self._loop is None or self._loop.is_closed():
-            self._loop = asyncio.get_running_loop()
-        return self._loop
-
-    @property
     def run(self) -> r.Run:
         return self.writer.run
 
@@ -153,8 +147,13 @@ class Drive:
                 self._tell_heard()
                 self.segment.end(self.writer.status, self.run.seq)
 
-    async def _until_released(self) -> s.Wait | s.Finish | None:
+    def _hold(self) -> None:
+        """Have the lease kept. The loop comes first: the keeper's thread may have something to tell it at once."""
+        self._loop = asyncio.get_running_loop()
         self.keeper.add(self.writer.lease, self._news)
+
+    async def _until_released(self) -> s.Wait | s.Finish | None:
+        self._hold()
         try:
             saved = await self._begin()
             while not saved.released:
@@ -178,7 +177,7 @@ class Drive:
             return await self._one_step(doing)
 
     async def _one_step(self, doing: str | None) -> Saved:
-        self.keeper.add(self.writer.lease, self._news)
+        self._hold()
         try:
             saved = await self._begin()
             if doing is not None and not saved.released and not self.writer.lease.taken_over and named(saved.step) not in (doing, None):
@@ -217,7 +216,9 @@ class Drive:
     async def _give_back(self) -> None:
         """Our own task was cancelled: save what has come, give the lease back, due at once."""
         self.drain(timedelta(0))
-        self.loop.call_later(GIVE_UP_S, self.writer.stopped.set)
+        if self.writer.released:  # by the very save that was under way
+            return
+        asyncio.get_running_loop().call_later(GIVE_UP_S, self.writer.stopped.set)
         stopped = [*await self._cut(), *await self._stop_tasks()]
         try:
             await self._save([*self.unsaved, *stopped])
@@ -233,7 +234,7 @@ class Drive:
         if self.writer.released:
             return
         lease = self.writer.lease
-        self.keeper.add(lease, self._news)
+        self._hold()
         try:
             while await self._paused(pause_s):
                 try:
@@ -253,7 +254,7 @@ class Drive:
         end = monotonic() + (pause_s if self.drained_at is None else min(pause_s, STORE_PAUSE_S))
         while not self.lost and (left := end - monotonic()) > 0:
             self.news.clear()
-            news = asyncio.ensure_future(self.news.wait())
+            news = self.news.arrived()
             try:
                 await asyncio.wait({news}, timeout=left)
             finally:
@@ -302,9 +303,8 @@ class Drive:
     async def _mark(self, e: OutlastError) -> Saved:
         """A run whose journal cannot be read is stopped and marked; the others go on."""
         head = base.NewHead(status="failed", reason=str(e), release=True)
-        place = base.Place(self.head_row.entries, self.head_row.seq) if self.head_row else base.Place()
         await self._blocking(lambda: self.store.mark(self.writer.lease, head))
-        log.error("run %s: %s", self.writer.lease.run_id, e, extra={**self.writer.about(), "seq": place.seq})
+        log.error("run %s: %s", self.writer.lease.run_id, e, extra=self.writer.about())
         self.writer.released = True
         return Saved(s.Finish("failed", str(e)), (), "failed", str(e), released=True)
 
@@ -365,11 +365,13 @@ class Drive:
         try:
             async with self.saving:
                 await self._blocking(self.writer.load)
+        except LeaseLost:
+            raise
         except StoreError as e:
             if not self.tasks:
                 raise
             log.warning("run %s: what is new could not be read yet: %s", self.run.id, e, extra=self.writer.about())
-            self.loop.call_later(STORE_PAUSE_S, self.news.set)
+            asyncio.get_running_loop().call_later(STORE_PAUSE_S, self.news.set)
 
     async def _results(self, done: Sequence[str]) -> Sequence[r.Entry]:
         """What the calls that are back leave. A call that could not begin takes no other's result along, nor a call that still runs."""
@@ -696,7 +698,8 @@ class Drive:
         elif renewed.entries <= self.writer.place.entries:
             return
         try:
-            self.loop.call_soon_threadsafe(self.news.set)
+            assert self._loop is not None  # it was there before the keeper heard of us
+            self._loop.call_soon_threadsafe(self.news.set)
         except RuntimeError:  # the loop is gone, and this run with it
             self.keeper.remove(self.writer.lease)
 
@@ -708,15 +711,19 @@ class Drive:
 
     async def _blocking(self, f: Callable[..., T], *args: Any) -> T:
         """Run a store call in a thread. A cancelled waiter's call still counts as made: it is waited for, however often we are cancelled."""
-        future = self.loop.run_in_executor(self.threads, contextvars.copy_context().run, f, *args)
+        loop = asyncio.get_running_loop()
+        future = loop.run_in_executor(self.threads, contextvars.copy_context().run, f, *args)
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
+            giving_up = loop.call_later(GIVE_UP_S, self.writer.stopped.set) if self.drained_at is None else None  # else its worker does
             while not future.done():
                 try:
                     await asyncio.wait({future})
                 except asyncio.CancelledError:  # a second stop means it: what fails now is not tried again
                     self.writer.stopped.set()
+            if giving_up is not None:
+                giving_up.cancel()
             if not future.cancelled():
                 future.exception()  # heard: whoever stopped us asks no more what came of it, and asyncio would log it as lost
             raise

@@ -34,9 +34,6 @@ class News:
             self._arrival.set_result(None)
         return self._arrival
 
-    async def wait(self) -> None:
-        await self.arrived()
-
 
 _making = threading.Lock()
 

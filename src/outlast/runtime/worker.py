@@ -32,6 +32,7 @@ IDLE_S = 1.0  # the longest wait between two looks: the safety net under every w
 REAP_S = 2.0  # how often dead processes' leases are looked for
 SOON = timedelta(seconds=60)  # `until_idle` waits for a timer that is at most so far away
 TRY_AGAIN_S = 300.0  # a need that cannot be judged ahead (does an `upgrade` work?): how often it is tried
+ALONE_END_S = 15.0  # for a process that drives one run to end when it is told to; longer than it gets before it is killed
 ALONE_FROM = 2  # attempts: from the second on a run is driven alone
 
 
@@ -102,7 +103,7 @@ class Worker:
                 if self._may_take_over():
                     await self.blocking(self.store.reap)
             parked = await self.blocking(lambda: self.store.parked(agents=self.agents))
-            needs = [x for x in parked if self.satisfies(*x) and monotonic() - self.failed.get(x, float("-inf")) >= TRY_AGAIN_S]
+            needs = [x for x in parked if monotonic() - self.failed.get(x, float("-inf")) >= TRY_AGAIN_S and self.satisfies(*x)]
             leases = await self._claim(free, needs)
             self.ready = True
         except StoreError as e:
@@ -246,3 +247,8 @@ class Worker:
         for drive in self.running.values():
             if drive is not None:  # the store takes nothing any more: what is begun and unsaved is in doubt, and this process may end
                 drive.writer.stopped.set()
+        alone = [task for task, drive in self.running.items() if drive is None]
+        for task in alone:
+            task.cancel()
+        if alone:
+            await asyncio.wait(alone, timeout=ALONE_END_S)
