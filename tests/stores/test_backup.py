@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from outlast.errors import LeaseLost, StoreError, UsageError
+from outlast.stores.base import NewHead
 from outlast.stores.sqlite import SQLiteStore
 from outlast.testing.store_contract import ME, OTHER, Driving, answers, begin, calls, new, take
 from stores.keepers import Clock, a_bit_of_everything, ended, journals, postgres_store, sqlite
@@ -141,4 +142,15 @@ def test_postgres_has_its_own(postgres: Server, tmp_path: Path) -> None:
     with pytest.raises(UsageError) as e:
         store.backup(tmp_path / "copy.db")
     assert e.value.hint.startswith("pg_dump ") and postgres.password not in e.value.hint and store._connections.schema in e.value.hint
+    store.close()
+
+
+def test_what_was_stopped_and_marked_is_stuck_in_the_copy_too(path: Path) -> None:
+    store = sqlite(path, Clock())
+    store.mark(begin(store, "broken").lease, NewHead("failed", "its journal cannot be read", release=True))
+    file = path.with_name("copy.db")
+    store.backup(file)
+    copy = SQLiteStore(file)
+    assert [x.command for x in store.stuck()] == [x.command for x in copy.stuck()] == ["outlast store check"]
+    copy.close()
     store.close()

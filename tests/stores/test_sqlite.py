@@ -1,15 +1,18 @@
 """The SQLite store: the contract of all stores, and what only a file can do."""
 
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from outlast.errors import CommitUnknown, RunBusy
 from outlast.stores.base import Store
 from outlast.stores.sqlite import SQLiteStore
-from outlast.testing.store_contract import PassTime, Reopen, StoreContract
+from outlast.testing.store_contract import ME, PassTime, Reopen, StoreContract, new
 
 
 class Clocks:
@@ -65,3 +68,36 @@ class TestContract(StoreContract):
     @pytest.fixture
     def pass_time(self, clocks: Clocks) -> PassTime:
         return clocks.move
+
+
+def test_a_lease_whose_commit_was_unknown_is_found_by_one_asker(open_store: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two threads of the process that took it ask for it in the same moment: two holders of one lease would do everything twice."""
+    lost = [0]
+
+    def point(name: str) -> None:
+        if name == "commit.after" and lost[0]:
+            lost[0] -= 1
+            raise CommitUnknown("the answer was lost")
+
+    store = open_store(point=point)
+    store.start(new("run-1"))
+    lost[0] = 2  # and so was that of the look whether it stands
+    with pytest.raises(CommitUnknown):
+        store.claim_run("run-1", ME)
+    both, write = threading.Barrier(2, timeout=30), store._files.write
+
+    def together(work: Any) -> Any:
+        both.wait()
+        return write(work)
+
+    monkeypatch.setattr(store._files, "write", together)
+
+    def ask() -> Any:
+        try:
+            return store.claim_run("run-1", ME)
+        except RunBusy as e:
+            return e
+
+    with ThreadPoolExecutor(2) as threads:
+        found = [asked.result() for asked in [threads.submit(ask), threads.submit(ask)]]
+    assert sorted(type(x).__name__ for x in found) == ["Lease", "RunBusy"]

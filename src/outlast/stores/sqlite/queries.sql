@@ -377,7 +377,7 @@ UPDATE notice SET text = '', error = NULL, next_try_at = NULL WHERE run_no = :ru
 UPDATE run SET reason = 'erased', tags = '{}', needs = NULL, wake_at = NULL WHERE run_no = :run_no
 
 -- backup_fences --  in a copy: its leases are over, and no lease of the time after it counts
-UPDATE run SET fence = fence + :fences, nonce = NULL, lease_until = CASE WHEN lease_owner IS NOT NULL THEN 0 END
+UPDATE run SET fence = fence + :fences, marked = marked + :fences, nonce = NULL, lease_until = CASE WHEN lease_owner IS NOT NULL THEN 0 END
 
 -- ---- pages of people --------------------------------------------------------------------------------------------------------
 

@@ -155,29 +155,32 @@ class SQLiteStore(Care):
     def _taking(self, find: Callable[[apsw.Connection], Sequence[int]], owner: str, lease_s: float, *,
                 by_name: bool, which: Callable[[Lease], bool]) -> list[Lease]:  # fmt: skip
         """Take the runs that `find` names, or find again what was taken before by a commit whose answer was lost."""
-        with self._changed:
-            before = [
-                lease
-                for named, lease in self._unsettled.values()
-                if (named == by_name or by_name) and lease.owner == owner and which(lease)
-            ]
+        with self._changed:  # what was lost is found by one asker, or two would hold the same lease
+            kept = {
+                nonce: (named, lease)
+                for nonce, (named, lease) in self._unsettled.items()
+                if (by_name or not named) and lease.owner == owner and which(lease)
+            }
+            for nonce in kept:
+                del self._unsettled[nonce]
         taken: list[Lease] = []
 
         def work(db: apsw.Connection) -> list[Lease]:
-            lost = [*before, *taken]
+            lost = [*(lease for _, lease in kept.values()), *taken]
             if stand := [lease for lease in lost if self._stands(db, lease)]:
                 return stand
             taken[:] = [self._take(db, run_no, owner, lease_s) for run_no in find(db)]
             return list(taken)
 
         try:
-            found = self._files.write(work)
-        except CommitUnknown as e:
-            found = self._once_more(work, taken, e, by_name=by_name)
-        with self._changed:
-            for lease in before:
-                self._unsettled.pop(lease.nonce, None)
-        return found
+            try:
+                return self._files.write(work)
+            except CommitUnknown as e:
+                return self._once_more(work, taken, e, by_name=by_name)
+        except BaseException:
+            with self._changed:
+                self._unsettled.update(kept)
+            raise
 
     @staticmethod
     def _first(new: NewRun, now: datetime) -> rows.Written:
