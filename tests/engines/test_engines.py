@@ -181,6 +181,42 @@ def test_a_wake_that_came_while_the_workflow_ended_is_made_good(monkeypatch: pyt
     assert poked == ["run-1"]
 
 
+def test_each_run_is_looked_at_again_after_its_own_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another run's look, in between, comes too early for it."""
+    monkeypatch.setattr(base, "POKE_S", 600.0)
+    poked: list[str] = []
+
+    async def story() -> None:
+        loop, looked, again = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
+        woken_at: list[float] = []
+
+        class App:
+            async def step(self, run_id: str, *, deps: Any, doing: str | None) -> base.Taken:
+                return base.Taken(run_id, 3, "done", None, "done", None)
+
+            def due_runs(self) -> list[str]:
+                loop.call_soon_threadsafe(looked.set)
+                return ["run-2"] if woken_at and loop.time() >= woken_at[0] else []
+
+        def poke(run_id: str) -> None:
+            poked.append(run_id)
+            loop.call_soon_threadsafe(again.set)
+
+        steps = base.Steps(App(), None)  # type: ignore[arg-type]  # what a worker asks of an app
+        poking = asyncio.ensure_future(base.poking(steps, poke))
+        await asyncio.wait_for(looked.wait(), 30)
+        monkeypatch.setattr(base, "LOOK_S", 0.1)
+        await steps.take("run-1", "model")
+        monkeypatch.setattr(base, "LOOK_S", 0.5)
+        await steps.take("run-2", "model")
+        woken_at.append(loop.time() + 0.3)
+        await asyncio.wait_for(again.wait(), 30)
+        poking.cancel()
+
+    asyncio.run(story())
+    assert poked == ["run-2"]
+
+
 def test_agents_as_tools_and_tools_of_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     """A child run and its parent are begun and woken without a look of the worker's; tools of an MCP server are there for an engine's steps."""
     from mcp.server import MCPServer as Theirs

@@ -115,7 +115,7 @@ class Steps:
         self.loop, self.context = asyncio.get_running_loop(), contextvars.copy_context()
         self.running: set[asyncio.Task[Any]] = set()
         self.ending = False
-        self.ended: set[str] = set()  # runs whose workflows are about to end
+        self.ended: set[str] = set()  # runs whose workflows ended LOOK_S ago
         self.look = asyncio.Event()
 
     async def take(self, run_id: str, doing: str) -> dict[str, Any]:
@@ -130,13 +130,16 @@ class Steps:
         try:
             taken = await task
             if taken.kind == "done":
-                self.ended.add(run_id)
-                self.loop.call_later(LOOK_S, self.look.set)
+                self.loop.call_later(LOOK_S, self._look_at, run_id)
             return taken.to_dict()
         except asyncio.CancelledError:
             if not self.ending:
                 raise
             raise StoreError("this worker is ending", hint="another one takes the step") from None
+
+    def _look_at(self, run_id: str) -> None:
+        self.ended.add(run_id)
+        self.look.set()
 
     async def drain(self, grace: timedelta) -> None:
         """Nothing new; what runs gets `grace`, then its lease goes back."""
@@ -164,8 +167,9 @@ async def poking(steps: Steps, poke: Callable[[str], None]) -> None:
                     await asyncio.to_thread(poke, run_id)
         except StoreError as e:
             log.warning("%s", e)
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(steps.look.wait(), max(all_at - time.monotonic(), 0))
+        with contextlib.suppress(TimeoutError):  # not `wait_for`: before Python 3.12 it can swallow a cancellation
+            async with asyncio.timeout(max(all_at - time.monotonic(), 0)):
+                await steps.look.wait()
 
 
 async def works(steps: Steps, poke: Callable[[str], None], served: asyncio.Future[None]) -> None:
