@@ -213,7 +213,8 @@ DOUBTS = [  # ---- begun and unanswered
     ("used up by the next intent", called(P, then=[
         begun("p"), DOUBT, at(60, decided("verification:p", "run_again")), begun("p", attempt=2)]), ONCE, 0, "settle open verification:p.2"),
     ("that question is a new one", called(P, then=[
-        begun("p"), DOUBT, at(60, decided("verification:p", "run_again")), begun("p", attempt=2), gate("p", "verification", n=2)]), ONCE, 0, "waiting_for_verification"),
+        begun("p"), DOUBT, at(60, decided("verification:p", "run_again")), begun("p", attempt=2), gate("p", "verification", n=2)]),
+        ONCE, 0, "waiting_for_verification"),
     ("a late result answers an open question", called(P, then=[begun("p"), DOUBT, r.LateResult("p", "paid")]), ONCE, 0, "settle p=result"),
     ("nor is it asked where one is there already", called(P, then=[begun("p"), r.LateResult("p", "paid")]), ONCE, 0, "settle p=result"),
     ("nor looked for", called(P, then=[begun("p"), r.CallDoubted("p", "cut off"), r.LateResult("p", "paid")]), CHECKED, 0, "settle p=result"),

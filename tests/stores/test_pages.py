@@ -73,8 +73,8 @@ FILTERS = [
     PageFilter(text="asks"), PageFilter(text="asks", waiting=True), PageFilter(text="done-", limit=2), PageFilter(text="o", limit=2, before="asks-2"),
     PageFilter(since=START + 2 * HOUR), PageFilter(status="done", agent="support"), PageFilter(text="%"), PageFilter(text="_"),
     PageFilter(waiting=True, agent="support"), PageFilter(unfinished=True, agent="support", limit=1), PageFilter(text="parcel", agent="support"),
-    PageFilter(text="one", tags={"n": "1"}), PageFilter(tags={"n": "1"}, status="done"), PageFilter(tags={"n": "3"}, limit=3), PageFilter(stuck=True, agent="support"),
-    PageFilter(agent="support", limit=3, before="asks-2")]  # fmt: skip
+    PageFilter(text="one", tags={"n": "1"}), PageFilter(tags={"n": "1"}, status="done"), PageFilter(tags={"n": "3"}, limit=3),
+    PageFilter(stuck=True, agent="support"), PageFilter(agent="support", limit=3, before="asks-2")]  # fmt: skip
 
 
 @pytest.mark.parametrize(
