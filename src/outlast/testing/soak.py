@@ -94,7 +94,7 @@ class Soak:
         self.world = World(folder).make()
         self.jumps, self.server_kills = jumps, server_kills
         self.offset = self.world.folder / "offset"  # of the workers' wall clocks; what libfaketime reads
-        self.server = Server(folder / "postgres").make().start() if server_kills else None
+        self.server = Server().make().start() if server_kills else None
         self.app = soak_agent.make(self.world, self.server.url if self.server else None, Shifted(self.offset) if jumps else None)
         self.kills, self.stops, self.runs, self.rng = kills, stops, runs, random.Random(seed)  # noqa: S311 - a schedule, no secret
         self.report = Report(seed, windows)
@@ -135,13 +135,13 @@ class Soak:
             if self.nursery is not None:
                 self.nursery.close()
             if self.server is not None and sys.exc_info()[0] is not None:
-                self.server.kill()
+                self.server.remove()
         try:
             self._audit()
             self.app.close()
         finally:
             if self.server is not None:
-                self.server.kill()
+                self.server.remove()
         self.report.seconds = monotonic() - began
         return self.report
 

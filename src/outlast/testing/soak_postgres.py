@@ -1,6 +1,7 @@
 """A Postgres server of a soak's own, that is killed and started again. `OUTLAST_PG_BIN` names its binaries, if they are not where Debian or PATH has them.
 
-It never runs as root: where the soak does, it runs as `postgres` or `nobody`. Its files lie beside the soak's; its data is synced as in production.
+It never runs as root: where the soak does, it runs as `postgres` or `nobody`. Its files lie in a folder of their own, for that user to come to;
+what it commits is synced as in production.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import threading
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -54,7 +56,7 @@ def _free_port() -> int:
 
 @dataclass
 class Server:
-    folder: Path
+    folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="outlast-soak-postgres-")))
     port: int = field(default_factory=_free_port)
     kills: int = 0
     _process: subprocess.Popen[bytes] | None = None
@@ -64,10 +66,9 @@ class Server:
         return f"postgresql://outlast@127.0.0.1:{self.port}/postgres"
 
     def make(self) -> Server:
-        self.folder.mkdir()
+        self.folder.chmod(0o755)
         if (me := _unprivileged()) is not None:
             os.chown(self.folder, me.pw_uid, me.pw_gid)
-            self.folder.parent.chmod(self.folder.parent.stat().st_mode | 0o011)  # so that the server's user comes through
         command = [
             str(binaries() / "initdb"),
             "-D",
@@ -92,7 +93,7 @@ class Server:
         settings = {
             "port": str(self.port), "listen_addresses": "127.0.0.1", "unix_socket_directories": "", "max_connections": "200"}  # fmt: skip
         args = [arg for name, value in settings.items() for arg in ("-c", f"{name}={value}")]
-        with (self.folder.parent / f"{self.folder.name}.log").open("ab") as log:
+        with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 [str(binaries() / "postgres"), "-D", str(self.folder / "data"), *args], stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/",
                 start_new_session=True, **self._as())  # fmt: skip
@@ -127,6 +128,10 @@ class Server:
             pause.wait(0.01)  # one that is left would hold the shared memory, and the next start is refused
         self._process = None
         self.kills += 1
+
+    def remove(self) -> None:
+        self.kill()
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def _children(pid: int) -> list[int]:
