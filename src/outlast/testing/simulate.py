@@ -26,7 +26,7 @@ from outlast.testing.simulation.schedule import EVENTS, WINDOWS, Broken, Schedul
 
 SWEEP_EVERY = 50  # schedules between two collections of what dead processes left
 SHRINK_TRIES = 400
-ENOUGH = 2000  # schedules from which on everything below must have been reached
+ENOUGH = 5000  # schedules from which on everything below must have been reached
 NOT_HERE = ("notice",)  # points of notices: nobody is told in these schedules
 MUST_REACH = (
     *(f"died at {p}" for p in POINTS if not p.startswith(NOT_HERE)),
@@ -39,7 +39,7 @@ MUST_REACH = (
     "a run ended as cancelled", "CallDoubted", "CallFailed", "CallSkipped", "ChildFinished", "EventReceived", "GateDecided", "GateExpired",
     "GateMoved", "LateResult", "ModelCallLost", "ModelFailed", "RetryAsked", "RunCancelled", "TextSent", "WorkerDied",
 )  # fmt: skip
-ENOUGH_FOR_PAIRS = 20_000  # and these
+ENOUGH_FOR_PAIRS = 50_000  # and these
 MUST_MEET = (*combinations(EVENTS, 2), *product(EVENTS, WINDOWS))
 RAREST = 12
 TELL_EVERY_S = 60.0
