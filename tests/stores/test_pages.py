@@ -120,6 +120,7 @@ def test_pages_in_turn_show_every_run_once(both: tuple[Story, Story]) -> None:
         PageFilter(limit=2),
         PageFilter(agent="support", limit=2),
         PageFilter(text="s-", limit=2),
+        PageFilter(text="asks", limit=1),
         PageFilter(unfinished=True, limit=1),
     ):
         for story in both:

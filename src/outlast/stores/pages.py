@@ -127,7 +127,7 @@ def arranged(
     Args:
         keys: what the indexes gave, in order: one more than a page, or up to `scan` to be searched.
         near: numbers of those of them that fit, in order, one more than a page.
-        ids: numbers of runs to be shown before them: their ids begin with the text.
+        ids: numbers of runs to be shown before them, half a page at most: their ids begin with the text.
     """
     rest = [run_no for run_no in near if run_no not in ids]
     room = where.limit - len(ids)

@@ -67,7 +67,7 @@ class Pages:
         if where.searches:
             fitting = ("fitting", values | {"numbers": near, "limit": where.limit + 1})
             if where.text and where.before is None:
-                found = tx.ask(fitting, ("page_by_id", values | {"scan": scan, "limit": max(1, where.limit // 2)}))
+                found = tx.ask(fitting, ("page_by_id", values | {"scan": scan, "limit": where.limit // 2}))
                 near, ids = [row[0] for row in found[0]], [row[0] for row in found[1]]
             else:
                 near = [row[0] for row in tx.one(*fitting)]

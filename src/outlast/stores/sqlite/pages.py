@@ -70,7 +70,7 @@ class Pages:
         if where.searches:
             near = _column(ask(db, Q["fitting"], values | {"numbers": json.dumps(near), "limit": where.limit + 1}))
             if where.text and where.before is None:
-                ids = _column(ask(db, Q["page_by_id"], values | {"scan": scan, "limit": max(1, where.limit // 2)}))
+                ids = _column(ask(db, Q["page_by_id"], values | {"scan": scan, "limit": where.limit // 2}))
         shown, following, scanned = arranged(where, keys, near, ids, scan)
         numbers = {"numbers": json.dumps(shown)}
         heads = self._as_heads(ask(db, Q["heads_of"], numbers))

@@ -10,6 +10,7 @@ CREATE INDEX run_ended ON outlast.run (ended_at) INCLUDE (status, agent) WHERE e
 
 -- What is stuck is found without a look at every run that failed.
 
+DROP INDEX outlast.run_failed;
 ALTER TABLE outlast.run ADD COLUMN marked bigint;  -- the fence under which the run was stopped although its journal does not say that it is over
 UPDATE outlast.run SET marked = fence
  WHERE status = 'failed'

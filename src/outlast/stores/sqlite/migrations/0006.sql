@@ -5,6 +5,7 @@ CREATE INDEX run_agent ON run (agent, status, created_at, run_id);
 
 -- What is stuck is found without a look at every run that failed.
 
+DROP INDEX run_failed;
 ALTER TABLE run ADD COLUMN marked INTEGER;  -- the fence under which the run was stopped although its journal does not say that it is over
 UPDATE run SET marked = fence
  WHERE status = 'failed' AND (SELECT e.status FROM entry e WHERE e.run_no = run.run_no ORDER BY e.seq DESC, e.entry_no DESC LIMIT 1) <> 'failed';
