@@ -13,6 +13,7 @@ import sys
 import tempfile
 import tomllib
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,16 +106,16 @@ def sound(tier: str) -> tuple[bool, str]:
 def main(names: Sequence[str]) -> int:
     faults = [f for f in all_faults() if not names or f.name in names]
     bad = 0
-    for tier in sorted({f.caught_by for f in faults}):
-        green, said = sound(tier)
-        bad += not green
-        sys.stdout.write(f"{'green' if green else 'RED: ' + said:6} without a fault: {tier}\n")
-        sys.stdout.flush()
-    for fault in faults:
-        found, said = caught(fault)
-        bad += not found
-        sys.stdout.write(f"{'caught' if found else 'MISSED'} {fault.name} by {fault.caught_by}: {said[:160]}\n")
-        sys.stdout.flush()
+    tiers = sorted({f.caught_by for f in faults})
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # each is a process of its own
+        for tier, (green, said) in zip(tiers, pool.map(sound, tiers), strict=True):
+            bad += not green
+            sys.stdout.write(f"{'green' if green else 'RED: ' + said:6} without a fault: {tier}\n")
+            sys.stdout.flush()
+        for fault, (found, said) in zip(faults, pool.map(caught, faults), strict=True):
+            bad += not found
+            sys.stdout.write(f"{'caught' if found else 'MISSED'} {fault.name} by {fault.caught_by}: {said[:160]}\n")
+            sys.stdout.flush()
     sys.stdout.write(f"{len(faults)} faults, {bad} missed or tiers that are red without one\n")
     return 1 if bad else 0
 
