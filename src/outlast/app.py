@@ -46,6 +46,7 @@ from outlast.errors import (
     RunBusy,
     RunExists,
     RunNotFound,
+    SchemaTooNew,
     StoreError,
     UsageError,
 )
@@ -405,7 +406,7 @@ class Outlast:
         """End a run: gates closed, open calls answered, in one transaction that needs no living worker. A finished one stays as it is."""
         head, gone = self._store.head(run_id), outside.lost(r.Run(run_id))
         if head.parent_run_id is not None:
-            with contextlib.suppress(InvariantViolated):  # a journal that cannot be read: the run can be ended all the same
+            with contextlib.suppress(InvariantViolated, SchemaTooNew):  # a journal that cannot be read: the run can be ended all the same
                 gone = outside.lost(r.fold(r.Run(run_id), self._store.load(head.run_no)[0]))
         return RunHead(**head_fields(self._outside(run_id, outside.cancel(_by(by), _note(note), gone))[0]))
 

@@ -214,6 +214,13 @@ def test_newer_format_is_parked_not_failed(make_app: MakeApp) -> None:
         app.get("newer")
 
 
+def test_a_sub_agents_run_of_a_newer_format_can_be_cancelled(make_app: MakeApp) -> None:
+    app = make_app(agent(tools()["look"], call="look"))
+    entries = [r.RunStarted("a", format=r.FORMAT + 1), r.MessageAdded({"role": "user", "content": "go"})]
+    app._store.start(base.NewRun("p:c", "a", entries, parent_run_id="p", parent_call_id="c"))
+    assert app.cancel("p:c", by="priya").status == "cancelled"
+
+
 def test_stuck_runs_are_a_group_of_their_own(make_app: MakeApp, clock: ManualClock) -> None:
     once = agent(tools()["act"], version="1", limits=Limits(model_calls=5))
     app = make_app(once, clock=clock)
