@@ -35,7 +35,7 @@ def test_what_fails_after_its_waiter_was_stopped_is_no_lost_exception() -> None:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda loop, context: unheard.append(context))
         drive = object.__new__(Drive)
-        drive._loop = drive.threads = None  # type: ignore[assignment]  # the loop's own
+        drive.threads, drive.drained_at = None, 0.0  # type: ignore[assignment]  # the loop's own
         waiter = asyncio.ensure_future(drive._blocking(fails))
         await loop.run_in_executor(None, begun.wait, 30)
         waiter.cancel()

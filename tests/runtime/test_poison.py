@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.support.waiting import until
 
 from outlast import Outlast, alone
 from outlast.stores import owner
@@ -177,8 +178,8 @@ def test_a_child_that_hangs_is_ended_and_its_lease_kept_by_nobody(tmp_path: Path
 
         async def play() -> None:
             driving = asyncio.ensure_future(drive(lease))
-            while not (tmp_path / "child").exists() or not (tmp_path / "child").read_text():  # noqa: ASYNC110 - a file of another process
-                await asyncio.sleep(0.05)
+            child = tmp_path / "child"
+            await asyncio.to_thread(until, app, lambda: child.exists() and child.read_text() != "")
             if how == "import":
                 monkeypatch.setattr(alone, "START_S", 0)
             await asyncio.wait_for(driving, 90)
