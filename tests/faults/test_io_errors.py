@@ -20,7 +20,7 @@ from tests.faults.scene import EXPECTED
 
 ROOT = Path(__file__).parents[2]
 EVERY = os.environ.get("OUTLAST_EVERY_WRITE") == "1"
-STRIDE = 1 if EVERY else 37
+STRIDE = 1 if EVERY else 61
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the failing disk is preloaded with LD_PRELOAD")
 
@@ -53,7 +53,7 @@ def test_the_disk_can_fail(cases: list[dict[str, Any]]) -> None:
     calm, *disturbed = cases
     assert calm["status"] == "done" and calm["calls"][0] > 40
     assert calm["effects"] == EXPECTED
-    assert len(disturbed) >= 15
+    assert len(disturbed) >= 10
     fired = sum(c["code"] < 0 or c["calls"][1] > 0 for c in disturbed)
     assert fired >= 0.85 * len(disturbed)  # how often it writes differs a little from run to run
 

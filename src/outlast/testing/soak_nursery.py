@@ -6,8 +6,10 @@ nursery answers one request a line (JSON) with one line, has one thread, and end
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -19,6 +21,7 @@ from typing import Any
 
 from outlast.runtime.clock import monotonic
 
+WARM = ("outlast.cli.worker", "outlast.runtime.worker", "outlast.testing.soak_agent", "psycopg")  # what the command imports anyway
 WORKER = ("worker", "--app", "outlast.testing.soak_agent:app", "--concurrency", "4", "--grace", "5s")
 
 
@@ -81,30 +84,26 @@ class Nursery:
 
 
 def _live(log: str) -> int:
-    """In the child: a worker, to its end."""
-    from outlast.cli import main
-
+    """In the child: `python -m outlast worker …`, to its end."""
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(out, 1)
     os.dup2(out, 2)
+    sys.argv = ["outlast", *WORKER]
     try:
-        return int(main(list(WORKER)) or 0)
+        runpy.run_module("outlast", run_name="__main__", alter_sys=True)
     except SystemExit as e:
-        return e.code if isinstance(e.code, int) else 1
+        return e.code if isinstance(e.code, int) else int(e.code is not None)
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
+    return 0
 
 
 def serve() -> None:
-    import outlast.cli.worker
-    import outlast.runtime.worker
-    import outlast.testing.soak_agent  # noqa: F401 - all of them for the children
-
-    with suppress(ImportError):
-        import psycopg  # noqa: F401 - likewise
-
+    for module in WARM:
+        with suppress(ImportError):  # psycopg is not everywhere
+            importlib.import_module(module)
     alive: set[int] = set()
     for line in sys.stdin:
         what, of = json.loads(line)
