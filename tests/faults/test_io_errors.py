@@ -1,6 +1,6 @@
 """I/O errors, a full disk, torn writes and deaths at the write-class calls of a run: nothing acknowledged is lost, nothing happens twice, no trace.
 
-A slice here; `OUTLAST_EVERY_WRITE=1` (script/proof) takes every call.
+A slice here; `OUTLAST_TESTS=long` (script/proof) takes every call.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pytest
 from tests.faults.scene import EXPECTED
 
 ROOT = Path(__file__).parents[2]
-EVERY = os.environ.get("OUTLAST_EVERY_WRITE") == "1"
+EVERY = os.environ.get("OUTLAST_TESTS") == "long"
 STRIDE = 1 if EVERY else 61
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the failing disk is preloaded with LD_PRELOAD")

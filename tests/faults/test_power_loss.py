@@ -1,7 +1,7 @@
 """Loss of power: images of the disk at every moment of a recorded run, with what was not synced lost, torn at sectors, or reordered.
 
 With synchronous=FULL nothing that was told as saved may be missing from any of them; with NORMAL the same suite must find something missing,
-or it would see nothing at all. A slice here; `OUTLAST_IMAGES=20000` (script/proof) looks at many.
+or it would see nothing at all. A slice here; `OUTLAST_TESTS=long` (script/proof) looks at many.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import pytest
 from outlast.stores.sqlite import SQLiteStore
 
 ROOT = Path(__file__).parents[2]
-IMAGES = int(os.environ.get("OUTLAST_IMAGES", "700"))
+IMAGES = 20_000 if os.environ.get("OUTLAST_TESTS") == "long" else 700
 CHECKED = 40  # images on which the whole store check runs too
 SECTOR = 512
 SEED = 20261129
@@ -150,7 +150,7 @@ def test_nothing_acknowledged_is_lost_with_the_power(tmp_path: Path, disk: Path)
 
 
 def test_the_same_suite_fails_without_full(tmp_path: Path, disk: Path) -> None:
-    found = images(disk, recorded(tmp_path, "normal"), IMAGES if IMAGES >= 10_000 else 300)
+    found = images(disk, recorded(tmp_path, "normal"), IMAGES if IMAGES > 700 else 300)
     print(found)
     assert found.lost > found.images / 20
     assert found.corrupt == 0

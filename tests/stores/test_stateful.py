@@ -35,7 +35,8 @@ from support.postgres import Server
 
 LEASE_S = 30
 LONG_AGO = datetime(2026, 1, 1, tzinfo=UTC)
-EXAMPLES = int(os.environ.get("OUTLAST_STATEFUL_EXAMPLES", "40"))
+LONG = os.environ.get("OUTLAST_TESTS") == "long"
+EXAMPLES = 2000 if LONG else 40
 RUNS = st.sampled_from(["run-1", "run-2"])
 OWNERS = st.sampled_from(["host/boot/ns/1/1", "host/boot/ns/2/2", "host/boot/ns/3/3"])
 COMMITS = st.sampled_from(["", "", "", "before", "after"])  # where its answer is lost, if at all
@@ -341,7 +342,7 @@ def does_what_the_model_does(make: Callable[[World], Store], examples: int) -> N
         settings=settings(
             max_examples=examples, stateful_step_count=40, deadline=None, database=None,
             phases=(Phase.generate, Phase.shrink), report_multiple_bugs=False,
-            derandomize="OUTLAST_STATEFUL_EXAMPLES" not in os.environ,
+            derandomize=not LONG,
             suppress_health_check=list(HealthCheck)),
     )  # fmt: skip
 
