@@ -47,6 +47,7 @@ from outlast.testing.simulation.world import NAMES, Receivers, make_agents
 START = datetime(2026, 3, 2, 9, tzinfo=UTC)
 FAULTY_S, CALM_S, TAIL_S = 120.0, 4000.0, 40.0  # virtual seconds; the last: longer than any store call and any wire takes
 LOOK_AGAIN_S = 300.0  # the longest time between two looks at what neither a commit nor an instant that stands in the store announced
+NOTICED_S = 1.0  # until the others look whether a process is still there
 BOOTED_MS = 1_000_000  # the machine was up so long
 LEASE_S = 30.0
 MAX_DEATHS, MAX_PAUSES = 6, 4
@@ -363,6 +364,7 @@ class Schedule:
     def die(self, process: Process) -> None:
         self.loop.died(process)
         self.interruptions += 1
+        self.in_world(NOTICED_S, self.loop.changed)
         if (ended := self._ends.pop(process, None)) is not None and not ended.done():
             self.in_world(0.0, lambda: None if ended.done() else ended.set_result(None))
 

@@ -116,7 +116,7 @@ def make_tools(child: Agent[str] | None) -> dict[str, Tool[..., Any]]:
 
     async def seen(ctx: Sim, text: str) -> Outcome:
         sim = ctx.deps.sim
-        await asyncio.sleep((0.1, 3.0, 12.0)[sim.choices.pick(3, 0.7)])
+        await asyncio.sleep((0.1, 3.0, 12.0)[sim.choices.pick(3, 0.5)])
         if sim.choices.chance(sim.mood.wire):
             return Outcome.unknown("503")
         return Outcome.happened({"done": {"text": text}}) if ctx.deps.told(ctx.idempotency_key) else Outcome.not_happened()
