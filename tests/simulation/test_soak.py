@@ -26,7 +26,7 @@ def test_killed_and_stopped_workers_do_nothing_twice_and_lose_nothing(tmp_path: 
     report = Soak(tmp_path, kills=10, stops=2, runs=10, workers=3, seed=SEED, windows=1)()
     print("\n".join(report.lines()))
     assert report.problems == []
-    assert report.kills == 10
+    assert report.kills >= 10
     assert report.stops == 2
     assert report.effects > 0
 
