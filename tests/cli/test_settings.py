@@ -39,7 +39,7 @@ def test_the_nearest_file_counts_and_its_paths_are_relative_to_it(tmp_path: Path
     below.mkdir(parents=True)
     monkeypatch.chdir(below)
     assert settings.store().path == tmp_path / "agent.db"
-    assert settings.app() == settings.Found("support:app", f"[tool.outlast] app in {tmp_path / 'pyproject.toml'}")
+    assert settings.app() == settings.Found("support:app", f"[tool.outlast] app in {tmp_path / 'pyproject.toml'}", tmp_path)
     (tmp_path / "a" / "pyproject.toml").write_text("[project]\nname = 'x'\n", encoding="utf-8")
     assert settings.app() is None, "the nearest file, even if it says nothing"
 

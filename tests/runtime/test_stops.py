@@ -334,13 +334,14 @@ def test_calls_of_a_loop_of_ones_own_run_side_by_side(tmp_path: Path, monkeypatc
 
 
 STUBBORN = '''
-import asyncio, logging, sys
+import asyncio, gc, logging, sys
 from datetime import timedelta
 from pathlib import Path
 from outlast import Agent, Outlast, tool
 from outlast.models import ScriptedModel
 
 logging.basicConfig()
+gc.set_threshold(10)  # at every moment: nothing of the tool's own refers to its task
 
 @tool(timeout=timedelta(milliseconds=100))
 async def stay() -> str:

@@ -101,6 +101,16 @@ async def _guarded(awaitable: Awaitable[Any]) -> Ended:
         return Ended(raised=e)
 
 
+_outliving: set[asyncio.Future[Ended]] = set()  # an event loop itself keeps none of its tasks alive
+
+
+def _outlives(task: asyncio.Future[Ended], late: Late) -> None:
+    """It goes on after its time was over: kept until it ends, and what it says then is told."""
+    _outliving.add(task)
+    task.add_done_callback(_outliving.discard)
+    task.add_done_callback(lambda t: None if t.cancelled() else late(t.result()))
+
+
 async def _within(work: Any, timeout: timedelta, late: Late, *, thread: bool = False) -> Ended:
     """Control comes back on time, whatever the work does."""
     task: asyncio.Future[Ended] = asyncio.ensure_future(work)
@@ -111,7 +121,7 @@ async def _within(work: Any, timeout: timedelta, late: Late, *, thread: bool = F
         with contextlib.suppress(asyncio.CancelledError):
             done, _ = await asyncio.wait({task}, timeout=0 if thread else GRACE_S)
             if not done and not thread:
-                task.add_done_callback(lambda t: None if t.cancelled() else late(t.result()))
+                _outlives(task, late)
             elif not task.cancelled():
                 late(task.result())
         raise
@@ -126,7 +136,7 @@ async def _within(work: Any, timeout: timedelta, late: Late, *, thread: bool = F
     task.cancel()
     done, _ = await asyncio.wait({task}, timeout=GRACE_S)
     if not done:
-        task.add_done_callback(lambda t: None if t.cancelled() else late(t.result()))
+        _outlives(task, late)
         return Ended(raised=why, alive=True)
     return Ended(raised=why) if task.cancelled() else Ended(raised=why, value=task.result().value)
 
