@@ -26,6 +26,7 @@ TIERS: dict[str, tuple[str, ...]] = {
     "core": (*PYTEST, "tests/core"),
     "contract": (*PYTEST, "tests/stores/test_sqlite.py", "tests/stores/test_chain.py"),
     "crash": (*PYTEST, "tests/crash/test_in_process.py", "-k", "test_every_point"),
+    "people": (*PYTEST, "tests/runtime/test_said_again.py"),
     "unknown commit": (*PYTEST, "tests/runtime/test_unknown_commit.py"),
     "power loss": (*PYTEST, "tests/faults/test_power_loss.py", "-k", "nothing_acknowledged"),
     "simulation": ("-m", "outlast.testing.simulate", "--seeds", "6000", "--processes", "1", "--as-found"),

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import pytest
 from tests.planted.plant import ROOT, TIERS, Edit, all_faults, caught, copy_of_the_source, planted
 
-QUICK = ("contract", "unknown commit")  # tiers of a few seconds
+QUICK = ("contract", "people", "unknown commit")  # tiers of a few seconds
 A_DAY = 3
 
 
