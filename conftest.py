@@ -12,6 +12,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# No test asserts how long anything takes. In CI the examples are the same each time; on a laptop they are others.
+settings.register_profile("outlast", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=os.environ.get("CI") == "1")
+settings.load_profile("outlast")
 
 # A developer's own settings must not reach the tests: no real model is asked, no real store is opened. What says how much is tested stays.
 _ABOUT_TESTS = {"OUTLAST_TESTS", "OUTLAST_TEMPORAL_SERVER"}
