@@ -9,6 +9,7 @@ with app.open("run-1", "Ticket …", tools=[…]) as run:
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -40,6 +41,8 @@ class OpenRun:
         self._drive: Drive = app._drive_of(lease, agent, deps=app._deps, patience_s=0)
         self._writer = self._drive.writer
         self._saved: Saved
+        self._one_thread = threading.Lock()  # what a call needs belongs to one event loop at a time
+        self._under_way: set[str] = set()  # calls that began here and are not saved: none runs twice side by side
         try:
             self._take_up(lease)
         except BaseException:  # nobody will close what was never opened
@@ -167,12 +170,20 @@ class OpenRun:
         Raises UsageError where the call is not pending; LeaseLost, StoreError. A call whose outcome is unknown gives an error result that
         says so, and the run waits.
         """
+        if not isinstance(call, Mapping):
+            raise UsageError(f"call must be a tool_use block, not {type(call).__name__}", hint="use the blocks in run.pending")
         self._check()
         step, call_id = self._saved.step, call.get("id")
         ready = next((c for c in step.calls if c.call_id == call_id), None) if isinstance(step, s.RunCalls) else None
         if ready is None:
             raise UsageError(f"{call_id!r} is not pending", hint="use the blocks in run.pending")
-        saved = await self._drive.one(ready)
+        if ready.call_id in self._under_way:
+            raise UsageError(f"{call_id!r} runs already", hint="run each block of run.pending once")
+        self._under_way.add(ready.call_id)
+        try:
+            saved = await self._drive.one(ready)
+        finally:
+            self._under_way.discard(ready.call_id)
         self._after(saved)
         for entry in saved.entries:
             if isinstance(entry, r.MessageAdded):
@@ -185,11 +196,12 @@ class OpenRun:
         return m.tool_result(str(call_id), f"no result yet: {saved.reason or saved.status}", is_error=True)
 
     def call_sync(self, call: Mapping[str, Any]) -> dict[str, Any]:
-        """`call` for a plain program."""
+        """`call` for a plain program. From several threads: one after the other. Side by side: `await asyncio.gather(*map(run.call, run.pending))`."""
         try:
             asyncio.get_running_loop()
         except RuntimeError:
-            return sync.run(self.call(call))
+            with self._one_thread:
+                return sync.run(self.call(call))
         raise UsageError("call_sync cannot be used inside a running event loop", hint="await run.call(call)")
 
     def _check(self) -> None:

@@ -85,6 +85,8 @@ def engine(argument: str | None = None) -> Found | None:
 
 def who(flag: str | None = None) -> str:
     """The person who acts: `--by`, OUTLAST_BY, the login name. Raises UsageError with none of them."""
+    if flag is not None and not flag.strip():  # an unset shell variable must not sign with the login name
+        raise UsageError("--by is empty", hint="give --by NAME, or leave it out for OUTLAST_BY or the login name")
     if found := _found("by", flag, "--by", "OUTLAST_BY"):
         return found.value
     import getpass

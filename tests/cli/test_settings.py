@@ -168,3 +168,10 @@ def test_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTLAST_LOG_FORMAT", "xml")
     with pytest.raises(UsageError, match="OUTLAST_LOG_FORMAT is 'xml'"):
         settings.log_format()
+
+
+def test_an_empty_by_signs_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--by "$WHO"` with WHO unset is a mistake, not a decision of the login's."""
+    monkeypatch.setenv("OUTLAST_BY", "priya")
+    with pytest.raises(UsageError, match="--by is empty"):
+        settings.who("")

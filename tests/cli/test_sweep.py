@@ -120,3 +120,12 @@ def test_event_says_what_is_wrong(shell: Shell) -> None:
     shell.outlast("cancel", "run-c")
     late = shell.outlast("event", "run-c", "settled", "--json")
     assert late.code == 5 and late.error["type"] == "refused"
+
+
+def test_an_event_that_nothing_waits_for_is_said_to_be_kept(shell: Shell) -> None:
+    shell.write("support.py", APP)
+    where = ("--app", "support", "--store", "sqlite:///kept.db")
+    assert "kept.db" in shell.outlast("runs", *where).lines[0], "no runs yet, and where that is"
+    assert shell.outlast("run", "hi", "--agent", "charge", "--id", "run-k", *where).code == 3
+    early = shell.outlast("event", "run-k", "early", *where)
+    assert early.code == 0 and early.lines[-1].startswith("the event early is kept")

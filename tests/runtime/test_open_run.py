@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
@@ -226,3 +227,32 @@ def test_a_run_that_is_over_says_so_when_its_lease_was_seen_gone(make_app: MakeA
         assert not gone.held
         with pytest.raises(Refused, match="r is done"):
             run.append("More.")
+
+
+def test_call_sync_from_several_threads(make_app: MakeApp, ledger: Ledger) -> None:
+    """The blocks of one answer given to a pool: each runs once, and nobody waits for ever."""
+    app = make_app()
+    with app.open("r", "go", tools=[tools()["look"]]) as run:
+        run.append([use("look", f"c{n}", text=str(n)) for n in range(4)])
+        with ThreadPoolExecutor(4) as pool:
+            results = list(pool.map(run.call_sync, run.pending, timeout=60))
+        assert [x["content"] for x in results] == [f'{{"done": "{n}"}}' for n in range(4)]
+        assert not run.pending
+    assert_whole(app, "r")
+
+
+def test_a_pending_call_runs_once_however_often_it_is_asked_for(make_app: MakeApp, ledger: Ledger) -> None:
+    app = make_app()
+
+    async def play() -> Any:
+        wrong: Any = "c1"
+        with app.open("r", "go", tools=[tools()["look"]]) as run:
+            run.append([use("look", "c1", text="a")])
+            with pytest.raises(UsageError, match="tool_use block"):
+                await run.call(wrong)
+            return await asyncio.gather(run.call(run.pending[0]), run.call(run.pending[0]), return_exceptions=True)
+
+    first, second = asyncio.run(play())
+    assert first["content"] == '{"done": "a"}'
+    assert isinstance(second, UsageError) and "runs already" in str(second)
+    assert len(ledger.lines()) == 1

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from outlast import settings
 from outlast.cli import costs, render, sweep, values, words
 from outlast.cli.options import Options, command
 from outlast.cli.target import opened, or_empty
@@ -56,7 +57,8 @@ def runs(
         if any(wanted.values()):
             render.say("no run fits\nsee all with: outlast runs" + options.repeated())
         else:
-            render.say('no runs yet\nstart one with: outlast run MODULE:ATTR "TEXT"')
+            where = settings.store(app._given).shown  # often the answer to "but I did start one"
+            render.say(render.line(f"no runs yet in {where}") + '\nstart one with: outlast run MODULE:ATTR "TEXT"')
     else:
         if cost:
             spent = [(r.run_id, r.agent, r.status, *used(r)) for r in found]

@@ -58,6 +58,8 @@ def event(
         render.say(render.line(f"{run_id}: the event {event_id} was there already"))
         return 0
     render.say(words.head_line(head))
+    if head.waiting:  # it set nothing going by itself
+        render.say(render.line(f"the event {name} is kept: the call that waits for it gets it, now or later"))
     if head.status == "running" and head.lease_owner is None:
         render.say("\n".join(words.go_on([words.resume_command(run_id, options)])))
     return 0

@@ -66,6 +66,8 @@ def as_content(value: str | Sequence[Mapping[str, Any]]) -> str | list[dict[str,
         if not value.strip():
             raise BadMessage("the text is empty")
         return value
+    if isinstance(value, list | tuple) and not value:
+        raise BadMessage("the list is empty: a text or content blocks are needed")
     if not isinstance(value, Sequence) or isinstance(value, bytes) or not value:
         raise BadMessage(f"must be a text or a list of content blocks, not {type(value).__name__}")
     for n, block in enumerate(value):
