@@ -117,6 +117,21 @@ def test_a_reader_who_has_gone_is_no_error(shell: Shell, args: tuple[str, ...]) 
         assert shell.outlast("show", "run-2", "--json").documents[0]["status"] == "done", "driven to its end all the same"
 
 
+@pytest.mark.parametrize("args", [("watch", "run-1"), ("tail",)], ids=" ".join)
+def test_what_only_follows_ends_with_its_reader(shell: Shell, args: tuple[str, ...]) -> None:
+    """`outlast tail | head -1` comes back: the first write that nobody reads is the last."""
+    shell.story()
+    read, write = os.pipe()
+    os.close(read)
+    process = shell.start(*args, stdout=write, stderr=subprocess.PIPE)
+    os.close(write)
+    if args == ("tail",):
+        assert process.stderr and b"following" in process.stderr.readline()
+        shell.outlast("approve", "run-1")
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (0, b"")
+
+
 @pytest.mark.parametrize("args", ["runs", "runs --json", "run support Hi --id run-2", "run support Hi --id run-3 --json"])
 def test_closed_stdout(shell: Shell, args: str) -> None:
     shell.env["PLAN"] = "short"

@@ -155,6 +155,11 @@ def _write(text: str, *, err: bool = False) -> None:
         _silence(stream)
 
 
+def unread() -> bool:
+    """Whoever read stdout is gone: for a command that does nothing but write there, the end."""
+    return 1 in _gone
+
+
 def _write_all(fd: int, data: bytes) -> None:
     while data:
         data = data[os.write(fd, data) :]

@@ -59,6 +59,8 @@ def changes(app: Outlast, run_id: str) -> Iterator[tuple[RunHead, bool]]:
 def watch_lines(app: Outlast, run_id: str, options: Options) -> None:
     printed, told = 0, None
     for head, changed in changes(app, run_id):
+        if render.unread():
+            return
         if not changed:
             continue
         if head.seq > printed:
@@ -114,10 +116,11 @@ def tail(options: Options) -> int:
         seen = app.reader.wait_for_change(None, 0.0)
         follow.look()
         render.say("following all runs; Ctrl-C ends", err=True)
-        while True:
+        while not render.unread():  # `tail | head -1` ends
             seen = app.reader.wait_for_change(seen, WAIT_S)
             for document in follow.look():
                 render.document(document)
+    return 0
 
 
 class Tail:
