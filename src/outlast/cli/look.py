@@ -51,6 +51,8 @@ def runs(
             render.document({**head.to_dict(), **({"stuck": reasons} if stuck else {})})
     elif stuck and why:
         sweep.stuck_table(why, options)
+    elif stuck and any(value for name, value in wanted.items() if name != "stuck"):
+        render.say("none that fits is stuck\nsee all with: outlast runs --stuck" + options.repeated())
     elif stuck:
         render.say("every run goes on by itself, or waits for somebody who was asked, until a deadline")
     elif not found:

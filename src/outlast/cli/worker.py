@@ -93,7 +93,7 @@ async def works(app: Outlast, *, concurrency: int, agents: list[str], grace: tim
     def asked(signum: signal.Signals) -> None:
         nonlocal asked_to_end
         if asked_to_end:
-            render.say(f"outlast: second {signum.name}, stopping now; what was saved stands", err=True)
+            render.say(f"outlast: second {signum.name}, stopping now; what was saved stands, the same command goes on", err=True)
             os._exit(128 + signum)  # no clean-up: a dead process's leases are over at once
         asked_to_end = True
         log.info("%s: no new runs are taken, running steps have %gs to end", signum.name, grace.total_seconds())
