@@ -353,6 +353,15 @@ class StoreContract:
         assert [(n.held, n.fence) for n in store.peek([second.lease, first.lease])] == [(False, 2), (True, 1)]
         assert store.renew([]) == []
 
+    def test_whoever_lost_a_lease_moves_nothing_by_renewing_it(self, store: Store, pass_time: PassTime) -> None:
+        lost = begin(store)
+        pass_time(31 * SECOND)
+        [lease] = take(store)
+        assert [n.held for n in store.renew([lost.lease], lease_s=1000)] == [False]
+        pass_time(31 * SECOND)
+        assert not store.head("run-1").held, "the lease of who has it now ends when it would have"
+        assert store.renew([lease])[0].held
+
     def test_a_renewal_during_the_holders_own_reclaim(self, store: Store) -> None:
         driving = begin(store)
         store.reclaim(driving.lease)  # in another thread; the renewal still has the fence from before
