@@ -6,7 +6,6 @@ Worker processes on one file claim until nothing is left; every run is taken onc
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -117,15 +116,7 @@ def filled(folder: Path, due: int, held: int) -> None:
 
 def race(folder: Path, workers: int, batch: int) -> list[dict[str, Any]]:
     command = [sys.executable, __file__, "child", str(folder), str(batch)]
-    processes = [subprocess.Popen([*command, str(n)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for n in range(workers)]
-    for p in processes:
-        assert p.stdout is not None
-        assert p.stdout.readline() == "ready\n"
-    for p in processes:
-        assert p.stdin is not None
-        p.stdin.write("go\n")
-        p.stdin.flush()
-    return [json.loads(p.communicate(timeout=120)[0]) for p in processes]
+    return measure.race(command, workers, within_s=120)
 
 
 def child(folder: Path, batch: int, number: int) -> None:

@@ -9,17 +9,20 @@ Rules
 from __future__ import annotations
 
 import compileall
+import json
 import os
 import platform
 import shutil
 import sqlite3
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import apsw
 
@@ -145,6 +148,19 @@ def size(path: Path) -> int:
 def compiled() -> None:
     """Our modules as an installation leaves them, as the peers' are: a tree that was just edited would be compiled by every process anew."""
     compileall.compile_dir(str(Path(outlast.__file__).parent), quiet=1)
+
+
+def race(command: Sequence[str], many: int, *, within_s: float) -> list[dict[str, Any]]:
+    """What so many processes of a command say at their end, in JSON; each is told its number, says "ready", and begins when all are told "go"."""
+    processes = [subprocess.Popen([*command, str(n)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for n in range(many)]
+    for p in processes:
+        assert p.stdout is not None
+        assert p.stdout.readline() == "ready\n"
+    for p in processes:
+        assert p.stdin is not None
+        p.stdin.write("go\n")
+        p.stdin.flush()
+    return [json.loads(p.communicate(timeout=within_s)[0]) for p in processes]
 
 
 def numbers(default: Sequence[int]) -> list[int]:

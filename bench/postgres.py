@@ -6,7 +6,6 @@ One server of its own, with its own defaults, and all peers on it in turns. The 
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from typing import Any
 
@@ -247,15 +246,7 @@ def _filled(server: Server, schema: str, due: int, held: int) -> None:
 
 def _race(server: Server, schema: str, workers: int, batch: int) -> list[dict[str, Any]]:
     command = [sys.executable, __file__, "child", server.url(), schema, str(batch)]
-    processes = [subprocess.Popen([*command, str(n)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for n in range(workers)]
-    for p in processes:
-        assert p.stdout is not None
-        assert p.stdout.readline() == "ready\n"
-    for p in processes:
-        assert p.stdin is not None
-        p.stdin.write("go\n")
-        p.stdin.flush()
-    return [json.loads(p.communicate(timeout=300)[0]) for p in processes]
+    return measure.race(command, workers, within_s=300)
 
 
 def child(url: str, schema: str, batch: int, number: int) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
 import sys
 import threading
 import uuid
@@ -219,15 +218,7 @@ def four_processes(targets: measure.Targets, seconds: float) -> None:
 
 def race(kind: str, folder: Path, seconds: float) -> list[dict[str, Any]]:
     command = [sys.executable, __file__, "child", kind, str(folder), str(seconds)]
-    processes = [subprocess.Popen([*command, str(n)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for n in range(PROCESSES)]
-    for p in processes:
-        assert p.stdout is not None
-        assert p.stdout.readline() == "ready\n"
-    for p in processes:
-        assert p.stdin is not None
-        p.stdin.write("go\n")
-        p.stdin.flush()
-    return [json.loads(p.communicate(timeout=seconds + 60)[0]) for p in processes]
+    return measure.race(command, PROCESSES, within_s=seconds + 60)
 
 
 def child(kind: str, folder: Path, seconds: float, number: int) -> None:

@@ -179,7 +179,7 @@ class Explorer:
                 return
         else:
             began = [c.id for c in w.journal.run.calls if c.started and c.started.owner == w.owner]
-            facts = (row(r.WorkerDied(began, t(w.now) + st.LATE_WIRE)),) if began else ()
+            facts = (row(r.WorkerDied(began, t(w.now) + r.LATE_WIRE)),) if began else ()
         fence = w.fence + 1
         me = Worker(w.workers[n].born, "ready", fence, w.journal, facts)
         held = replace(w, fence=fence, owner=self.name(n, me), lease_until=w.now + LEASE_S, holder_dead=False, crashed=False, pauses=pauses)
@@ -272,7 +272,7 @@ class Explorer:
         gone = replace(self.put(w, n, Worker(w.crashes + 1)), crashes=w.crashes + 1, wires=wires)
         yield f"{n}: dies unseen", replace(gone, crashed=w.crashed or holds)
         if holds:  # seen at once; what it put on the wire lands soon or never
-            soon = w.now + int(st.LATE_WIRE.total_seconds())
+            soon = w.now + int(r.LATE_WIRE.total_seconds())
             landing = tuple(sorted((min(until, soon), who) if who == self.name(n, me) else (until, who) for until, who in wires))
             yield f"{n}: dies, seen", replace(gone, holder_dead=True, wires=landing)
 

@@ -8,45 +8,19 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import resource
-import signal
 import sys
 import tempfile
 import threading
-import traceback
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.faults.scene import RUN, app_in, effects
+from tests.faults.scene import RUN, Life, Tell, app_in, in_a_child, taken_up
 
 import outlast.stores.sqlite.store  # noqa: F401 - before there is want
-from outlast.errors import OutlastError, RunNotFound
+from outlast.errors import OutlastError
 
 LIMIT_S = 120
-Tell = Callable[[Any], None]
-
-
-def in_a_child(life: Callable[[Tell], None]) -> tuple[int, list[Any]]:
-    """(how it ended, what it told before)."""
-    out, into = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.close(out)
-        signal.alarm(LIMIT_S)
-        code = 1
-        try:
-            life(lambda what: os.write(into, (json.dumps(what) + "\n").encode()) and None)
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(code)
-    os.close(into)
-    with os.fdopen(out) as pipe:
-        told = [json.loads(line) for line in pipe]
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), told
 
 
 def want_of_files(left: int) -> None:
@@ -64,7 +38,7 @@ def want_of_memory(left_mb: int) -> None:
 WANTS = {"files": want_of_files, "memory": want_of_memory}
 
 
-def in_want(folder: Path, of: str, left: int) -> Callable[[Tell], None]:
+def in_want(folder: Path, of: str, left: int) -> Life:
     def life(tell: Tell) -> None:
         app, agent = app_in(folder, lambda event: tell(["seq", event.seq]) if event.type == "checkpoint" else None)
         WANTS[of](left)
@@ -84,34 +58,11 @@ def in_want(folder: Path, of: str, left: int) -> Callable[[Tell], None]:
     return life
 
 
-def with_enough(folder: Path) -> Callable[[Tell], None]:
-    def life(tell: Tell) -> None:
-        app, agent = app_in(folder)
-        with app:
-            try:
-                before = app.head(RUN).seq
-            except RunNotFound:
-                before = 0
-            run = app.run_sync(agent, "go", run_id=RUN)
-            tell(
-                {
-                    "before": before,
-                    "status": run.status,
-                    "reason": run.reason,
-                    "messages": run.messages,
-                    "effects": effects(folder),
-                    "check": app.store_check(),
-                }
-            )
-
-    return life
-
-
 def case(of: str, left: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="outlast-scarce-") as name:
         folder = Path(name)
-        code, told = in_a_child(in_want(folder, of, left))
-        again, found = in_a_child(with_enough(folder))
+        code, told = in_a_child(in_want(folder, of, left), LIMIT_S)
+        again, found = in_a_child(taken_up(folder), LIMIT_S)
         said = {what[0]: what[1:] for what in told if what[0] != "seq"}
         acked = max((what[1] for what in told if what[0] == "seq"), default=0)
         return {"of": of, "left": left, "code": code, "again": again, "acked": acked, **said, **(found[0] if found else {})}

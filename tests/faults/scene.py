@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,8 +13,11 @@ from typing import Any
 from tests.support.world import Ledger, asks, tools, use
 
 from outlast import Agent, Event, Outlast
+from outlast.errors import RunNotFound
 from outlast.models import ScriptedModel
 
+Tell = Callable[[Any], None]
+Life = Callable[[Tell], None]  # of a process; it tells what the test is to know
 RUN = "run-faulty"
 SCRIPT: list[Any] = [
     asks(use("look", "toolu_01", text="a"), use("deliver", "toolu_02", text="b")),
@@ -29,3 +36,41 @@ def app_in(folder: Path, heard: Callable[[Event], None] | None = None) -> tuple[
 def effects(folder: Path) -> dict[str, int]:
     ledger = Ledger(folder / "ledger")
     return {name: len(ledger.lines(name)) for name in EXPECTED}
+
+
+def in_a_child(life: Life, limit_s: int) -> tuple[int, list[Any]]:
+    """A life in a process forked from this one: (how it ended, what it told before)."""
+    out, into = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(out)
+        signal.alarm(limit_s)
+        code = 1
+        try:
+            life(lambda what: os.write(into, (json.dumps(what) + "\n").encode()) and None)
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    os.close(into)
+    with os.fdopen(out) as pipe:
+        told = [json.loads(line) for line in pipe]
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), told
+
+
+def taken_up(folder: Path) -> Life:
+    """The life after the disturbed one: nothing is in its way."""
+
+    def life(tell: Tell) -> None:
+        app, agent = app_in(folder)
+        with app:
+            try:
+                before = app.head(RUN).seq
+            except RunNotFound:
+                before = 0
+            run = app.run_sync(agent, "go", run_id=RUN)
+            tell({"before": before, "status": run.status, "reason": run.reason, "messages": run.messages, "effects": effects(folder),
+                  "check": app.store_check()})  # fmt: skip
+
+    return life

@@ -9,46 +9,21 @@ from __future__ import annotations
 import ctypes
 import json
 import logging
-import os
-import signal
 import sys
 import tempfile
 import threading
-import traceback
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.faults.scene import RUN, app_in, effects
+from tests.faults.scene import RUN, Life, Tell, app_in, in_a_child, taken_up
 
-from outlast.errors import CommitUnknown, OutlastError, RunNotFound
+from outlast.errors import CommitUnknown, OutlastError
 
 KINDS = {1: "EIO", 2: "ENOSPC", 3: "torn", 4: "killed", 5: "torn and killed"}
 MENDED_AFTER_S = 0.3
 LIMIT_S = 60
 disk = ctypes.CDLL(None)
 disk.fi_calls.restype = ctypes.c_long
-
-
-def in_a_child(life: Callable[[Callable[[Any], None]], None]) -> tuple[int, list[Any]]:
-    """(how it ended, what it told before)."""
-    out, into = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.close(out)
-        signal.alarm(LIMIT_S)
-        code = 1
-        try:
-            life(lambda what: os.write(into, (json.dumps(what) + "\n").encode()))  # type: ignore[arg-type,return-value]  # a count nobody reads
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(code)
-    os.close(into)
-    with os.fdopen(out) as pipe:
-        told = [json.loads(line) for line in pipe]
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), told
 
 
 def mend_later() -> None:
@@ -60,8 +35,8 @@ def mend_later() -> None:
     disk.fi_mend()
 
 
-def disturbed(folder: Path, nth: int, kind: int, stays: bool) -> Callable[[Callable[[Any], None]], None]:
-    def life(tell: Callable[[Any], None]) -> None:
+def disturbed(folder: Path, nth: int, kind: int, stays: bool) -> Life:
+    def life(tell: Tell) -> None:
         app, agent = app_in(folder, lambda event: tell(["seq", event.seq]) if event.type == "checkpoint" else None)
         disk.fi_arm(ctypes.c_long(nth), kind, int(stays), b"outlast.db")
         if stays:
@@ -78,26 +53,11 @@ def disturbed(folder: Path, nth: int, kind: int, stays: bool) -> Callable[[Calla
     return life
 
 
-def taken_up(folder: Path) -> Callable[[Callable[[Any], None]], None]:
-    def life(tell: Callable[[Any], None]) -> None:
-        app, agent = app_in(folder)
-        with app:
-            try:
-                before = app.head(RUN).seq
-            except RunNotFound:
-                before = 0
-            run = app.run_sync(agent, "go", run_id=RUN)
-            tell({"before": before, "status": run.status, "reason": run.reason, "messages": run.messages, "effects": effects(folder),
-                  "check": app.store_check()})  # fmt: skip
-
-    return life
-
-
 def case(nth: int, kind: int, stays: bool) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="outlast-fault-") as name:
         folder = Path(name)
-        code, told = in_a_child(disturbed(folder, nth, kind, stays))
-        again, found = in_a_child(taken_up(folder))
+        code, told = in_a_child(disturbed(folder, nth, kind, stays), LIMIT_S)
+        again, found = in_a_child(taken_up(folder), LIMIT_S)
         said = {what[0]: what[1:] for what in told if what[0] != "seq"}
         return {
             "nth": nth, "kind": KINDS.get(kind, "calm"), "stays": stays, "code": code,

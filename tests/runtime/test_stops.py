@@ -56,9 +56,36 @@ def holds(kind: type[r.Entry]) -> Callable[[Any], bool]:
     return lambda batch: any(isinstance(e, kind) for e in batch.entries)
 
 
+def full_disk() -> tuple[threading.Event, Callable[..., Any]]:
+    """(it was met, an `append` that meets it)."""
+    failed = threading.Event()
+
+    def fails(*args: Any, **more: Any) -> Any:
+        failed.set()
+        raise StoreError("the disk is full")
+
+    return failed, fails
+
+
 async def stopped(task: asyncio.Task[Any]) -> None:
     await asyncio.wait({task}, timeout=LIMIT_S)
     assert task.cancelled()
+
+
+def stop_while_it_saves(app: Outlast, agent: Agent[Any], kind: type[r.Entry], monkeypatch: pytest.MonkeyPatch) -> None:
+    """One stop of a run, from its beginning, while an entry of this kind is on its way into the store."""
+    held = Held(app, holds(kind))
+    monkeypatch.setattr(app._store, "append", held)
+
+    async def play() -> None:
+        driving = asyncio.ensure_future(app.run(agent, "go", run_id="r"))
+        await asyncio.to_thread(happens, held.begun)
+        driving.cancel()
+        await asyncio.sleep(0)
+        held.go_on.set()
+        await stopped(driving)
+
+    asyncio.run(play())
 
 
 def test_however_often_it_is_stopped_one_save_is_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,11 +114,7 @@ def test_however_often_it_is_stopped_one_save_is_under_way(tmp_path: Path, monke
 
 def test_a_stop_that_is_meant_ends_also_where_nothing_can_be_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     agent = Agent("a", model=ScriptedModel(["Done."]))
-    failed = threading.Event()
-
-    def fails(*args: Any, **more: Any) -> Any:
-        failed.set()
-        raise StoreError("the disk is full")
+    failed, fails = full_disk()
 
     with Outlast(tmp_path / "o.db", agents=[agent]) as app:
         app.start(agent, "go", run_id="r")
@@ -111,11 +134,7 @@ def test_a_stop_that_is_meant_ends_also_where_nothing_can_be_saved(tmp_path: Pat
 def test_one_stop_ends_within_its_time_where_nothing_can_be_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drives, "GIVE_UP_S", 0.05)
     agent = Agent("a", model=ScriptedModel(["Done."]))
-    failed = threading.Event()
-
-    def fails(*args: Any, **more: Any) -> Any:
-        failed.set()
-        raise StoreError("the disk is full")
+    failed, fails = full_disk()
 
     with Outlast(tmp_path / "o.db", agents=[agent]) as app:
         app.start(agent, "go", run_id="r")
@@ -140,18 +159,7 @@ def test_a_stop_while_the_last_save_is_under_way_says_nothing_of_the_lease(
 ) -> None:
     agent = Agent("a", model=ScriptedModel(["Done."]))
     with Outlast(tmp_path / "o.db", agents=[agent]) as app:
-        held = Held(app, holds(r.RunEnded))
-        monkeypatch.setattr(app._store, "append", held)
-
-        async def play() -> None:
-            driving = asyncio.ensure_future(app.run(agent, "go", run_id="r"))
-            await asyncio.to_thread(happens, held.begun)
-            driving.cancel()
-            await asyncio.sleep(0)
-            held.go_on.set()
-            await stopped(driving)
-
-        asyncio.run(play())
+        stop_while_it_saves(app, agent, r.RunEnded, monkeypatch)
         assert app.head("r").status == "done"
     assert "could not be given back" not in caplog.text
 
@@ -217,18 +225,7 @@ def test_a_call_that_was_stopped_before_its_act_is_not_in_doubt(tmp_path: Path, 
 
     agent = Agent("a", model=ScriptedModel([[use("pay", "c")], "Done."]), tools=[pay])
     with Outlast(tmp_path / "o.db", agents=[agent]) as app:
-        held = Held(app, holds(r.CallStarted))
-        monkeypatch.setattr(app._store, "append", held)
-
-        async def play() -> None:
-            driving = asyncio.ensure_future(app.run(agent, "go", run_id="r"))
-            await asyncio.to_thread(happens, held.begun)
-            driving.cancel()
-            await asyncio.sleep(0)
-            held.go_on.set()
-            await stopped(driving)
-
-        asyncio.run(play())
+        stop_while_it_saves(app, agent, r.CallStarted, monkeypatch)
         assert (kinds(app)[-1], acts) == ("CallSkipped", [])
         assert app.head("r").status == "running"
         assert app.resume_sync("r").status == "done"

@@ -51,8 +51,7 @@ def blocks(message: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def tool_uses(message: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The calls in an answer, in order. Calls that the provider's own server runs are not among them."""
-    content = message.get("content")
-    return [b for b in content if isinstance(b, dict) and b.get("type") == "tool_use"] if content and not isinstance(content, str) else []
+    return [b for b in blocks(message) if b.get("type") == "tool_use"]
 
 
 def said(message: Mapping[str, Any]) -> str:

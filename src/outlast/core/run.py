@@ -854,7 +854,7 @@ def _repeated(run: Run, message: m.Message) -> dict[str, Any]:
 
 
 def _count(usage: Any, name: str) -> int:
-    value = usage.get(name) if isinstance(usage, dict | Mapping) else None  # nearly always a dict, and that is seen at once
+    value = usage.get(name) if isinstance(usage, Mapping) else None
     return value if isinstance(value, int) and value > 0 else 0
 
 

@@ -32,7 +32,6 @@ MAX_CUTS = 3  # answers that were cut inside a call, in a row; the next fails th
 MAX_PAUSES = 10  # pause_turn answers in a row
 MAX_CORRECTIONS = 2  # answers that were not of the output's type
 SETTLE_LIMIT = 1000  # entries that one append may fold in; more is a bug
-LATE_WIRE = r.LATE_WIRE
 STATUS_ORDER = ("waiting_for_approval", "waiting_for_verification", "waiting_for_budget", "waiting_for_event", "waiting_for_run",
                 "waiting_for_timer", "waiting_for_code")  # fmt: skip
 

@@ -749,9 +749,9 @@ def taken_over(run: r.Run, policy: s.Policy, now: datetime, attempts: int) -> li
     dead = [
         c.id
         for c in run.calls
-        if c.begun and c.started and owner.provably_dead(c.started.owner) and (c.may_act_until or now) > now + s.LATE_WIRE
+        if c.begun and c.started and owner.provably_dead(c.started.owner) and (c.may_act_until or now) > now + r.LATE_WIRE
     ]
-    facts: list[r.Entry] = [r.WorkerDied(dead, now + s.LATE_WIRE)] if dead else []
+    facts: list[r.Entry] = [r.WorkerDied(dead, now + r.LATE_WIRE)] if dead else []
     any_code = replace(policy, code="")  # whose code would be asked next does not matter: what was paid for is counted
     step = s.settled(r.fold(run, facts), any_code, now)[2]
     if isinstance(step, s.CallModel):

@@ -83,9 +83,7 @@ class Segment:
 
     def failed(self) -> None:
         if self.span is not None:
-            from opentelemetry.trace import Status, StatusCode
-
-            self.span.set_status(Status(StatusCode.ERROR))
+            _failed(self.span)
 
     def set(self, name: str, value: Any) -> None:
         if self.span is not None and value is not None:
@@ -227,6 +225,11 @@ def _made_current(span: Any, within: Any = None) -> Any:
     return api.context.attach(api.trace.set_span_in_context(span, within))
 
 
+def _failed(span: Any, why: str | None = None) -> None:
+    trace = _api().trace
+    span.set_status(trace.Status(trace.StatusCode.ERROR, why))
+
+
 def _over(span: Any, token: Any) -> None:
     if token is not None:
         _api().context.detach(token)
@@ -272,18 +275,14 @@ class tool:  # noqa: N801 - used like a function, in a `with`
     def _ended(self, how: Ended) -> None:
         span: Any = self._span
         if how.raised is not None:
-            from opentelemetry.trace import Status, StatusCode
-
             span.set_attribute(genai.ERROR, type(how.raised).__name__)
-            span.set_status(Status(StatusCode.ERROR))
+            _failed(span)
         elif content_wanted():
             span.set_attribute(genai.RESULT, str(codec.result_content(how.value)[0])[:MAX_CONTENT])
 
     def __exit__(self, kind: type[BaseException] | None, raised: BaseException | None, _trace: object) -> None:
         if isinstance(raised, Exception) and self._span is not None and self._span.is_recording():  # ours: what a tool raises is a value
-            from opentelemetry.trace import Status, StatusCode
-
-            self._span.set_status(Status(StatusCode.ERROR, f"{type(raised).__name__}: {raised}"))
+            _failed(self._span, f"{type(raised).__name__}: {raised}")
         _over(self._span, self._token)
 
 

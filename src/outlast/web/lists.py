@@ -13,7 +13,6 @@ from outlast.web.site import STATUS_WORDS, since_of
 
 PAGE = 50  # runs
 STATUSES = ("running", "waiting", "waiting_for_verification", "done", "failed", "cancelled")  # one filter each
-ENDED = ("done", "failed", "cancelled")
 KEYS = ("q", "status", "agent", "tag", "since", "stuck", "before")
 
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from outlast.core import codec
 from outlast.core import run as r
-from outlast.core.step import LATE_WIRE
 from outlast.stores import base
 from outlast.testing.simulation.loop import PROCESS
-from outlast.testing.simulation.world import GATED, KEYED, NAMES, ONCE, TIMEOUT, first_text, turns_of
+from outlast.testing.simulation.world import GATED, KEYED, ONCE, first_text, turns_of
 
 if TYPE_CHECKING:
     from outlast.testing.simulation.schedule import Schedule
@@ -223,9 +221,6 @@ def _effects(sim: Schedule, head: base.Head, entries: list[r.Entry]) -> None:
         got = [[b["name"] for b in x["content"] if b["type"] == "tool_use"] for x in answers]
         if got[: len(wanted)] != wanted:
             sim.broken("I1", f"{head.run_id} is done, and asked for {got}, not {wanted}")
-
-
-__all__ = ["LATE_WIRE", "NAMES", "TIMEOUT", "at_the_end", "growing", "json", "may_begin", "paired"]
 
 
 def _name_of(run_id: str, entries: list[r.Entry], call_id: str) -> str:

@@ -1,7 +1,7 @@
 """What lies outside of every database in a schedule: receivers, the wire to them, the model, and the agent whose tools reach them.
 
 Effects land after a while on the wire, also those of a sender that is dead by then, but never later than the sender's time-out, and for a
-dead one within the seconds that the runtime allows for (`LATE_WIRE`). Each tool looks, at the moment it begins, whether it may.
+dead one within the seconds that the runtime allows for (`core.run.LATE_WIRE`). Each tool looks, at the moment it begins, whether it may.
 """
 
 from __future__ import annotations
