@@ -54,7 +54,16 @@ def folder(tmp_path: Path) -> Path:
 def work(folder: Path) -> int:
     environment = {**os.environ, "PYTHONPATH": str(folder)}
     done = subprocess.run(
-        [sys.executable, "-m", "outlast", "worker", "program", "--until-idle"],
+        [
+            sys.executable,
+            "-m",
+            "outlast",
+            "worker",
+            "program",
+            "--until-idle",
+            "--concurrency",
+            "3",
+        ],  # two good ones at most die with a bad one
         cwd=folder,
         env=environment,
         capture_output=True,
