@@ -107,7 +107,7 @@ def images(folder: Path, trace: list[list[Any]], wanted: int) -> Found:
     durable: dict[str, bytearray] = {}
     pending: dict[str, list[list[Any]]] = {}
     told = 0
-    each = max(wanted // len(trace), 1)
+    each = -(-wanted // len(trace))
     for step in trace:
         match step[0]:
             case "told":

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import apsw
 import pytest
 
 from outlast.errors import CommitUnknown, RunBusy
@@ -101,3 +102,12 @@ def test_a_lease_whose_commit_was_unknown_is_found_by_one_asker(open_store: Open
     with ThreadPoolExecutor(2) as threads:
         found = [asked.result() for asked in [threads.submit(ask), threads.submit(ask)]]
     assert sorted(type(x).__name__ for x in found) == ["Lease", "RunBusy"]
+
+
+def test_no_statement_is_prepared_anew_for_the_values_that_are_bound(open_store: Open) -> None:
+    """SQLite does that where a plan may depend on them, as with partial indexes, unless it is told that plans are to stay what they are."""
+    store = open_store()
+    store.start(new("run-1"))
+    reading = open_store(read_only=True)
+    asked = [s._files.read(lambda db: db.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, -1)) for s in (store, reading)]
+    assert [*asked, store._files.write(lambda db: db.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, -1))] == [True] * 3

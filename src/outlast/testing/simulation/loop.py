@@ -116,7 +116,7 @@ class Loop(asyncio.BaseEventLoop):
         self._sleeping: list[Process] = []
         self._died = False  # since the last step
         self._timers = 0
-        self._waiters: list[tuple[Process, Callable[[], None]]] = []
+        self._waiters: list[tuple[Process, Callable[[], None], bool]] = []
         self._trace = sha256()
 
     # ---- time, and what runs next -------------------------------------------------------------------------------------------
@@ -251,8 +251,8 @@ class Loop(asyncio.BaseEventLoop):
         self.call_later(delay, run) if delay else self.call_soon(run)
         return future
 
-    def on_change(self, heard: Callable[[], None], timeout: float) -> None:
-        """Call `heard` after the next commit, or when the time is over."""
+    def on_change(self, heard: Callable[[], None], timeout: float, *, for_work: bool = False) -> None:
+        """Call `heard` after the next commit (`for_work`: that leaves something to be taken), or when the time is over."""
         done = False
 
         def once() -> None:
@@ -263,13 +263,16 @@ class Loop(asyncio.BaseEventLoop):
                 heard()
 
         timer = self.call_later(timeout, once)
-        self._waiters.append((PROCESS.get(), once))
+        self._waiters.append((PROCESS.get(), once, for_work))
 
-    def changed(self) -> None:
+    def changed(self, *, work: bool) -> None:
         """Something was committed: whoever watches the store hears of it, in its own process, sooner or later."""
         waiters, self._waiters = self._waiters, []
-        for process, heard in waiters:
-            if not process.dead:
+        for waiter in waiters:
+            process, heard, for_work = waiter
+            if for_work and not work and not process.dead:
+                self._waiters.append(waiter)
+            elif not process.dead:
                 token = PROCESS.set(process)
                 try:
                     self.call_later(HEARD_AFTER_S[self.choices.pick(3)] + self._latency(), heard)
@@ -304,10 +307,10 @@ class Loop(asyncio.BaseEventLoop):
 
 
 class Change:
-    """What waiting for a commit gives here, instead of blocking a thread: who awaits it hears of the next one."""
+    """What an idle worker's waiting for a commit gives here, instead of blocking a thread: who awaits it hears of the next that is of use."""
 
     def __init__(self, version: Callable[[], int], timeout: float) -> None:
         self._version, self._timeout = version, timeout
 
     def hear(self, loop: Loop, tell: Callable[[int], None]) -> None:
-        loop.on_change(lambda: tell(self._version()), self._timeout)
+        loop.on_change(lambda: tell(self._version()), self._timeout, for_work=True)

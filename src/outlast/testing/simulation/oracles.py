@@ -15,7 +15,7 @@ from outlast.testing.simulation.world import GATED, KEYED, ONCE, first_text, tur
 if TYPE_CHECKING:
     from outlast.testing.simulation.schedule import Schedule
 
-CHECKED = 3  # every third schedule goes through the whole store check, which reads all of it anew
+CHECKED = 5  # every fifth schedule goes through the whole store check, which reads all of it anew
 LATE_START = timedelta(seconds=30)
 AFTER_END = (r.LateResult, r.DecisionRefused)
 AFTER_CANCEL = (*AFTER_END, r.CallFinished, r.MessageAdded)  # in one transaction with it: what answers the open calls
@@ -24,9 +24,9 @@ AFTER_CANCEL = (*AFTER_END, r.CallFinished, r.MessageAdded)  # in one transactio
 def growing(sim: Schedule) -> None:
     """I1, I2, I15: journals only grow, without gaps; fences only grow, by one."""
     db = sim.store._files._open().db
-    found = db.execute("SELECT run_no, fence, status, wake_at, lease_until FROM run").fetchall()
-    heads: list[tuple[int, int, str, int | None, int | None]] = found  # type: ignore[assignment]  # as the schema says
-    sim.wakes = [(wake_at, lease_until) for *_, wake_at, lease_until in heads]
+    found = db.execute("SELECT run_no, fence, status, wake_at, lease_until, needs IS NOT NULL FROM run").fetchall()
+    heads: list[tuple[int, int, str, int | None, int | None, bool]] = found  # type: ignore[assignment]  # as the schema says
+    sim.wakes = [(wake_at, lease_until, parked) for _, _, _, wake_at, lease_until, parked in heads]
     for run_no, fence, status, *_ in heads:
         last = sim.fences.get(run_no, fence)
         if fence < last:

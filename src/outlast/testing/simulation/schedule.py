@@ -51,6 +51,7 @@ NOTICED_S = 1.0  # until the others look whether a process is still there
 BOOTED_MS = 1_000_000  # the machine was up so long
 LEASE_S = 30.0
 MAX_DEATHS, MAX_PAUSES = 6, 4
+SMALL = 0.7  # of the schedules: one run, one turn; most of what can go wrong goes wrong there too, in a third of the time
 RARE = ("wire", "tool.before", "check.before", "check.after")  # passed seldom, and worth a death
 
 # What happens, and what it may happen in the middle of: each pair must have been met, and each two of the former in one schedule.
@@ -149,7 +150,7 @@ class Store(SQLiteStore):
 
     def wait_for_change(self, seen: int | None, timeout_s: float) -> int:
         version = self._files.version()
-        if seen is None or version != seen or timeout_s <= 0:
+        if seen is None or seen < self.sim.work_since or timeout_s <= 0:
             return version
         return Change(self._files.version, LOOK_AGAIN_S)  # type: ignore[return-value]  # the loop turns it into one; not `timeout_s`: `worker.IDLE_S` wakes too
 
@@ -266,7 +267,8 @@ class Schedule:
         self.unnoticed = 0  # deaths since the last claim
         self.mood = Mood()
         self.faulty_mood = Mood.of(scenario)
-        self.plans = {f"run-{n}": _plan(scenario, n) for n in range(scenario.choice((1, 1, 1, 1, 2, 3)))}
+        small = scenario.random() < SMALL
+        self.plans = {f"run-{n}": _plan(scenario, n, small=small) for n in range(1 if small else scenario.choice((1, 1, 2, 3)))}
         if any("forgetful" in text for text in self.plans.values()):  # how long a receiver remembers is not a matter of our clock
             self.faulty_mood = replace(self.faulty_mood, jumps=0.0)
         self.asks = any('"ask"' in text for text in self.plans.values())
@@ -283,9 +285,8 @@ class Schedule:
         self.processes: dict[str, Process] = {}
         self.history: dict[int, list[bytes]] = {}  # run_no -> digests as they were seen
         self.last_row = 0  # of the entries seen
-        self.wakes: list[
-            tuple[int | None, int | None]
-        ] = []  # of each run: when it is due by the wall clock, when its lease is over by the boot clock
+        self.wakes: list[tuple[int | None, int | None, bool]] = []  # of each run: due when (wall clock), held until (boot clock), parked
+        self.work_since = 0  # the last commit that left something to be taken
         self.alarm: Any = None
         self.statuses: dict[int, str] = {}  # of the runs, after the last commit
         self.acked: dict[int, tuple[int, bytes]] = {}
@@ -364,7 +365,7 @@ class Schedule:
     def die(self, process: Process) -> None:
         self.loop.died(process)
         self.interruptions += 1
-        self.in_world(NOTICED_S, self.loop.changed)
+        self.in_world(NOTICED_S, self._rings)
         if (ended := self._ends.pop(process, None)) is not None and not ended.done():
             self.in_world(0.0, lambda: None if ended.done() else ended.set_result(None))
 
@@ -379,23 +380,30 @@ class Schedule:
 
     def committed(self) -> None:
         """After every commit: what stood before stands, nothing is missing between, and fences only grow."""
-        self.loop.changed()
         oracles.growing(self)
+        now, boot = round(self.wall().timestamp() * 1000), round(self.loop.now * 1000) + BOOTED_MS
+        work = any(
+            parked or (wake_at is not None and wake_at <= now) if until is None else until <= boot for wake_at, until, parked in self.wakes
+        )
+        if work:
+            self.work_since = self.store._files.version()
+        self.loop.changed(work=work)
         self.set_alarm()
 
     def set_alarm(self) -> None:
         """Idle workers look again when an instant has come that stands in the store, not every second: nothing can be due in between."""
         now = self.loop.now
         wall = round((START + self.skew).timestamp() * 1000)
-        instants = [(wake_at - wall) / 1000 for wake_at, _ in self.wakes if wake_at is not None]
-        instants += [(until - BOOTED_MS) / 1000 for _, until in self.wakes if until]
+        instants = [(wake_at - wall) / 1000 for wake_at, *_ in self.wakes if wake_at is not None]
+        instants += [(until - BOOTED_MS) / 1000 for _, until, _ in self.wakes if until]
         if self.alarm is not None:
             self.alarm.cancel()
         coming = [at for at in instants if at > now]
         self.alarm = self.loop.call_at(min(coming) + 0.001, self._rings, context=self._world_context) if coming else None
 
     def _rings(self) -> None:
-        self.loop.changed()
+        """An instant has come, somebody died, or the clock was set: idle workers look."""
+        self.loop.changed(work=True)
         self.set_alarm()
 
     def acknowledged(self, lease: base.Lease, place: base.Place) -> None:
@@ -465,7 +473,7 @@ class Schedule:
         """Somebody sets the wall clock."""
         self.see(f"the clock was set {'back' if by < 0 else 'forward'}")
         self.skew += timedelta(seconds=by)
-        self.set_alarm()
+        self._rings()
 
     # ---- the schedule -----------------------------------------------------------------------------------------------------------
 
@@ -539,11 +547,11 @@ class Schedule:
         return all(status in base.ENDED for status in self.statuses.values())
 
 
-def _plan(rng: random.Random, n: int) -> str:
+def _plan(rng: random.Random, n: int, *, small: bool) -> str:
     """Turns of calls; a model may use an id again in a later turn."""
     turns = []
-    for turn in range(rng.choice((1, 1, 1, 1, 2, 3))):
-        names = [rng.choice(NAMES) for _ in range(rng.choice((1, 1, 1, 1, 2, 3)))]
+    for turn in range(1 if small else rng.choice((1, 1, 2, 3))):
+        names = [rng.choice(NAMES) for _ in range(rng.choice((1, 1, 2) if small else (1, 1, 2, 3)))]
         turns.append([[name, f"t{0 if rng.random() < 0.1 else turn}_{i}"] for i, name in enumerate(names)])
     return json.dumps([n, turns])
 
