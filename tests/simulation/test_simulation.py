@@ -28,7 +28,7 @@ from outlast.testing.simulation.loop import Choices
 from outlast.testing.simulation.schedule import quiet
 
 FIRST = 20261129
-CHUNKS, CHUNK = 8, 500  # 4,000 schedules here, in pieces that several cores share; script/proof plays the many
+CHUNKS, CHUNK = 4, ENOUGH  # 20,000 schedules, in pieces that several cores share; script/proof plays the many
 TODAY = datetime.now(UTC).toordinal()  # the last piece has other seeds every day
 
 BREAKS = 5  # from this seed on the planted fault is soon met
@@ -39,10 +39,7 @@ def test_a_slice_of_schedules_breaks_nothing(first: int) -> None:
     result = run(range(first, first + CHUNK))
     assert result.found is None, f"{result.found.why}\n{command(result.found)}"
     assert result.schedules == CHUNK
-    for what in ("died at commit.before", "died at commit.after", "an unknown commit stood", "a zombie's append was refused",
-                 "a process was paused past its lease", "the clock was set back", "a worker was drained", "a run was cancelled",
-                 "somebody said rejected", "an event was delivered twice", "a run ended as done", "ModelCallLost"):  # fmt: skip
-        assert result.reached[what], what
+    assert result.unreached == []
 
 
 def test_what_was_never_reached_is_an_error() -> None:

@@ -36,7 +36,7 @@ from outlast.testing.soak_nursery import Nursery, Worker
 from outlast.testing.soak_postgres import Server
 
 SLOW_MS = {"model.after": 20.0, "tool.after": 20.0, "commit.before": 6.0, "commit.after": 10.0}
-AIM_S = 3.0  # how long an aimed kill waits for its window
+AIM_S = 1.0  # how long an aimed kill waits for its window
 SETTLE_S = 120.0  # after the last fault everything must come to its end
 REJECTED = "not this one"
 OFFSETS_S = (-3600, -60, 0, 60, 3600)  # of the workers' wall clocks; any two of them nearer than a gate's four hours
@@ -213,40 +213,55 @@ class Soak:
             self.server.start()
 
     def _began(self, i: int) -> bool:
-        return (self.world.folder / "inside" / str(self.workers[i].pid)).exists()
+        return (self.world.inside / str(self.workers[i].pid)).exists()
 
     def _kill(self, free: Sequence[int]) -> None:
-        victim: int | None = self.rng.choice(free)
+        victim: int | None = self.workers[self.rng.choice(free)].pid
         extra = self.report.kills >= self.kills  # only those that hit what was missed
         if extra or self.rng.random() < 0.6:
             least = min(WINDOWS, key=lambda w: (self.report.hits[w], w))
-            aimed = self._aim({least}, free)
+            aimed = self._aim({least}, {*(self.workers[i].pid for i in free), *self._children()})
             victim = aimed if extra or aimed is not None else victim
         if victim is None:
             return
-        worker = self.workers[victim]
-        worker.kill()
-        worker.wait()
+        number = next((i for i, worker in enumerate(self.workers) if worker.pid == victim), None)
+        if number is not None:
+            self.workers[number].kill()
+            self.workers[number].wait()
+            self.workers[number] = self._worker()
+        elif not _is_alone(victim) or not _killed(victim):
+            return  # it had come to its end
         self.report.kills += 1
-        self.report.hits.update(inside(self.world.folder / "inside", worker.pid))
-        self.workers[victim] = self._worker()
+        self.report.hits.update(inside(self.world.inside, victim))
+        (self.world.inside / str(victim)).unlink(missing_ok=True)
 
-    def _aim(self, windows: set[str], free: Sequence[int]) -> int | None:
-        """A worker that is inside one of these windows at this moment."""
+    def _children(self) -> set[int]:
+        """Processes that drive one run alone, of living workers and of dead ones."""
+        found = {int(file.name) for file in self.world.inside.iterdir()} - {worker.pid for worker in self.workers}
+        for pid in list(found):
+            if not _is_alone(pid):
+                found.discard(pid)
+                (self.world.inside / str(pid)).unlink(missing_ok=True)
+        return found
+
+    def _aim(self, windows: set[str], pids: set[int]) -> int | None:
+        """One of these processes that is inside one of these windows at this moment."""
         until, pause = monotonic() + AIM_S, threading.Event()
         while monotonic() < until:
-            for i in free:
-                if inside(self.world.folder / "inside", self.workers[i].pid) & windows:
-                    return i
+            for pid in pids:
+                if inside(self.world.inside, pid) & windows:
+                    return pid
             pause.wait(0.0005)
             self._go_on()
         return None
 
     def _stop(self, free: Sequence[int]) -> None:
         """SIGSTOP past its lease; not inside a commit, where it would only hold everybody up."""
-        victim = self._aim({"model", "effect"}, free)
-        if victim is None or len(self.stopped) >= self.n - 1:
+        numbers = {self.workers[i].pid: i for i in free}
+        pid = self._aim({"model", "effect"}, set(numbers))
+        if pid is None or len(self.stopped) >= self.n - 1:
             return
+        victim = numbers[pid]
         self.workers[victim].send_signal(signal.SIGSTOP)
         self.report.stops += 1
         self.stopped[victim] = monotonic() + LEASE.total_seconds() * self.rng.uniform(1.5, 3.0)
@@ -287,10 +302,8 @@ class Soak:
                 worker.kill()
                 worker.wait()
                 self.report.other.append("a worker did not end within 20 s of SIGTERM")
-        for file in (self.world.folder / "inside").iterdir():  # runs that were driven alone by children of killed workers
-            if _is_alone(int(file.name)):
-                with suppress(ProcessLookupError):
-                    os.kill(int(file.name), signal.SIGKILL)
+        for pid in self._children():
+            _killed(pid)
 
     # ---- people -----------------------------------------------------------------------------------------------------------------
 
@@ -302,7 +315,7 @@ class Soak:
             self.report.busy += 1
 
     def _start(self) -> None:
-        while len(self.ids) < self.runs or (self.report.kills < self.kills and len(self.app.unfinished_runs()) < 4 * self.n):
+        while len(self.ids) < self.runs or (self._left() and len(self.app.unfinished_runs()) < 4 * self.n):
             if len(self.ids) >= self.runs or len(self.app.unfinished_runs()) < 8 * self.n:
                 run_id = f"soak-{len(self.ids):05}"
                 self.app.start("soaked", f"{self.report.seed}-{run_id}", run_id=run_id)
@@ -431,6 +444,18 @@ def rejects(run_id: str, call_id: str | None) -> bool:
     return random.Random(f"{run_id}:{call_id}").random() < 0.2  # noqa: S311 - a person's mood
 
 
+def _killed(pid: int) -> bool:
+    """Kills somebody else's child, and waits until it runs no more."""
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return False
+    pause = threading.Event()
+    while _is_alone(pid):  # a dead one has no command line
+        pause.wait(0.001)
+    return True
+
+
 def _is_alone(pid: int) -> bool:
     try:
         return b"outlast.alone" in Path(f"/proc/{pid}/cmdline").read_bytes()
@@ -440,7 +465,7 @@ def _is_alone(pid: int) -> bool:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m outlast.testing.soak", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--kills", type=int, default=200, help="SIGKILLs of workers; default 200")
+    parser.add_argument("--kills", type=int, default=200, help="SIGKILLs of workers, and of their children that drive a run alone; default 200")
     parser.add_argument("--stops", type=int, help="SIGSTOPs past the lease; default a tenth of the kills")
     parser.add_argument("--jumps", type=int, default=0, help="times that the workers' wall clocks are set; default none")
     parser.add_argument(
@@ -459,7 +484,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="outlast-soak-") as folder:
         soak = Soak(Path(folder), kills=args.kills, stops=stops, runs=args.runs, workers=args.workers, seed=seed, windows=windows,
                     jumps=args.jumps, server_kills=args.server_kills)  # fmt: skip
-        report = soak()
+        try:
+            report = soak()
+        except KeyboardInterrupt:
+            sys.stderr.write("interrupted: nothing was compared\n")
+            return 130
     sys.stdout.write("\n".join(report.lines()) + "\n")
     return 1 if report.problems else 0
 

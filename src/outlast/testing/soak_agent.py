@@ -52,6 +52,11 @@ class World:
             (self.folder / name).mkdir(parents=True, exist_ok=True)
         return self
 
+    @property
+    def inside(self) -> Path:
+        """Where each process tells which windows it holds open."""
+        return self.folder / "inside"
+
     def receive(self, key: str) -> None:
         """Once per key, in one system call; every attempt is noted."""
         self._note("attempts", key)
@@ -224,7 +229,7 @@ def make(world: World, store: str | None = None, clock: ManualClock | None = Non
 def _app() -> Outlast:
     settings = _settings()
     world = World(Path(settings["world"]))
-    crashpoints.arm(Windows(world.folder / "inside", settings["slow"], settings["seed"]))
+    crashpoints.arm(Windows(world.inside, settings["slow"], settings["seed"]))
     return make(world, settings.get("store"))
 
 
