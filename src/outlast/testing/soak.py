@@ -465,7 +465,9 @@ def _is_alone(pid: int) -> bool:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m outlast.testing.soak", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--kills", type=int, default=200, help="SIGKILLs of workers, and of their children that drive a run alone; default 200")
+    parser.add_argument(
+        "--kills", type=int, default=200, help="SIGKILLs of workers, and of their children that drive a run alone; default 200"
+    )
     parser.add_argument("--stops", type=int, help="SIGSTOPs past the lease; default a tenth of the kills")
     parser.add_argument("--jumps", type=int, default=0, help="times that the workers' wall clocks are set; default none")
     parser.add_argument(
