@@ -140,6 +140,7 @@ def test_every_point_once(tmp_path: Path, script: str, gated: bool) -> None:
         found = live(tmp_path / f"death-{at}", script, gated=gated, die_at=[at])
         assert len(found.deaths) == 1
         assert_as_undisturbed(found, calm)
+    print(f"{script}: a death at each of {len(points_of(calm))} points")
 
 
 @pytest.mark.parametrize("script", ["deliver", "act_checked", "a batch"])
@@ -199,19 +200,23 @@ def new_store(postgres: Server) -> Callable[[], str]:
 @pytest.mark.parametrize("script", SCRIPTS if LONG else [sorted(SCRIPTS)[TODAY % len(SCRIPTS)]])
 def test_every_point_once_on_postgres(tmp_path: Path, new_store: Callable[[], str], script: str, gated: bool) -> None:
     calm = live(tmp_path / "calm", script, gated=gated, store=new_store())
-    for at in range(1 + TODAY % SLICE, calm.points + 1, 1 if LONG else 2 * SLICE):
+    points = range(1 + TODAY % SLICE, calm.points + 1, 1 if LONG else 2 * SLICE)
+    for at in points:
         found = live(tmp_path / f"death-{at}", script, gated=gated, die_at=[at], store=new_store())
         assert len(found.deaths) == 1
         assert_as_undisturbed(found, calm)
+    print(f"Postgres, {script}: a death at each of {len(points)} points")
 
 
 @pytest.mark.parametrize("script", ["act_checked"] if not LONG else PAIRS)
 def test_pairs_of_deaths_on_postgres(tmp_path: Path, new_store: Callable[[], str], script: str) -> None:
     calm = live(tmp_path / "calm", script, gated=True, store=new_store())
     rng = random.Random(f"{TODAY}-{script}")
-    for n in range(PG_PAIRS // len(PAIRS) if LONG else 2):
+    pairs = PG_PAIRS // len(PAIRS) if LONG else 2
+    for n in range(pairs):
         die_at = [rng.randint(1, calm.points), rng.randint(1, calm.points)]
         assert_as_undisturbed(live(tmp_path / f"pair-{n}", script, gated=True, die_at=die_at, store=new_store()), calm)
+    print(f"Postgres, {script}: {pairs} pairs of deaths")
 
 
 if LONG:
