@@ -114,7 +114,7 @@ class Soak:
             self._set_clocks(0)
             self.env |= {
                 "LD_PRELOAD": faketime(), "FAKETIME_TIMESTAMP_FILE": str(self.offset), "FAKETIME_NO_CACHE": "1", "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-                "DONT_FAKE_MONOTONIC": "1"}  # fmt: skip
+                "DONT_FAKE_MONOTONIC": "1", "NO_FAKE_STAT": "1"}  # its stat can wait for itself for ever  # fmt: skip
 
     def __call__(self) -> Report:
         began = monotonic()
@@ -167,7 +167,7 @@ class Soak:
             stops_left, kills_left = self.stops - self.report.stops, self.kills - self.report.kills
             if stops_left > 0 and (kills_left <= 0 or self.rng.random() < stops_left / (stops_left + kills_left)):
                 self._stop(free)
-            elif kills_left > 0 or self._missed():
+            elif not self.stopped and (kills_left > 0 or self._missed()):  # else nobody might be left to take what a stopped one holds
                 self._kill(free)
             pause.wait(self.rng.uniform(0, 0.06))
 
