@@ -22,7 +22,7 @@ from engines.scene import World, app_of
 from outlast import Outlast
 from outlast.engines._http import http
 from outlast.errors import StoreError
-from support.waiting import until
+from support.waiting import LIMIT_S, until
 
 ROOT = Path(__file__).parents[2]
 RESTATE = ROOT / "tests/js/node_modules/@restatedev/restate-server-linux-x64/bin/restate-server"
@@ -51,6 +51,7 @@ class Driver:
 
     name: ClassVar[str] = "built-in"
     takes_over_a_stopped_worker = True  # by a second worker; else the stopped one must go on
+    within_s = LIMIT_S
 
     def __init__(self, store: str | None = None) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix=f"outlast-{self.name}-"))
@@ -133,7 +134,7 @@ class Driver:
 
     def reaches(self, run_id: str, *statuses: str) -> None:
         try:
-            until(self.app, lambda: self.app.head(run_id).status in statuses)
+            until(self.app, lambda: self.app.head(run_id).status in statuses, within_s=self.within_s)
         except AssertionError:
             raise AssertionError(
                 f"{self.name}: {run_id} is {self.app.head(run_id).status}, not {' or '.join(statuses)}\n{self.logs()}"
@@ -235,6 +236,9 @@ class TemporalServer(TemporalTestServer):
     """A real server, built by script/engines: OUTLAST_TEMPORAL_SERVER names it."""
 
     name = "temporal-server"
+    within_s = (
+        120.0  # the polls of a stopped worker stay open at the server, and each takes a task along until that one's time is over: 57 s seen
+    )
 
     def up(self) -> None:
         if not hasattr(self, "ports"):

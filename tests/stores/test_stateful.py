@@ -179,6 +179,8 @@ class Stores(RuleBasedStateMachine):
             return held
         except CommitUnknown:
             if not self.mine(lease):  # a server commits a refusal too, and its answer can be lost like any other
+                if run.nonce == lease.nonce:  # given back, and nobody took it since: whoever gave it back may take it again
+                    return self.settle(held, text, stood=False, release=release)
                 with pytest.raises(LeaseLost):
                     self.store.reclaim(lease, lease_s=LEASE_S)
                 return held

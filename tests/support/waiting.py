@@ -10,11 +10,11 @@ from outlast import Outlast
 LIMIT_S = 30.0
 
 
-def until(app: Outlast, condition: Callable[[], bool], *, what: str = "") -> None:
+def until(app: Outlast, condition: Callable[[], bool], *, what: str = "", within_s: float = LIMIT_S) -> None:
     """Until the condition holds; it is asked again after every commit to the app's store."""
     from outlast.runtime.clock import monotonic
 
-    end, seen = monotonic() + LIMIT_S, None
+    end, seen = monotonic() + within_s, None
     while not condition():
         assert monotonic() < end, f"never: {what or condition}"
         seen = app._store.wait_for_change(seen, 0.2)

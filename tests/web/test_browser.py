@@ -51,10 +51,9 @@ def test_from_the_start_to_the_end_without_a_reload(visit: Visit, kite: Kite) ->
 
 def test_a_page_whose_scripts_come_slowly_is_live_too(visit: Visit, kite: Kite) -> None:
     def late(route: Route) -> None:
-        visit.page.wait_for_function("window.htmx")
-        visit.page.evaluate(
-            "new Promise((done) => setTimeout(() => setTimeout(done)))"
-        )  # what htmx had put off to the next moment was done
+        visit.page.evaluate(  # until htmx is there and has done what it put off to the next moment
+            "new Promise((done) => { const look = () => window.htmx ? setTimeout(() => setTimeout(done)) : setTimeout(look, 5); look() })"
+        )
         route.continue_()
 
     visit.page.route("**/hx-sse.min.js", late)

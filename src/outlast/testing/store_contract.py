@@ -600,6 +600,27 @@ class StoreContract:
         assert not armed[0]
         assert ask_busy(store) == ME
 
+    def test_a_claim_that_is_found_again_late_is_held_anew(self, store: Store, reopen: Reopen, pass_time: PassTime) -> None:
+        """Its lease is over by then: unless it is renewed in the same commit, somebody else takes the run at this very moment."""
+        store.start(new("run-1"))
+        losing = [False]
+
+        def point(name: str) -> None:
+            if losing[0] and name == "commit.after":
+                raise CommitUnknown("the answer was lost")
+
+        shaky = reopen(point=point)
+        shaky.heads(RunFilter())
+        losing[0] = True
+        with pytest.raises(CommitUnknown):
+            take(shaky, ME)
+        losing[0] = False
+        pass_time(31 * SECOND)
+        [lease] = take(shaky, ME)
+        assert lease.until == store.now() + 30 * SECOND
+        assert take(store, "another") == []
+        Driving(shaky, lease).save(answers())
+
     def test_whether_our_release_stood_says_the_fence(self, store: Store, reopen: Reopen) -> None:
         driving = begin(store)
         point, armed = at_commit("commit.after", CommitUnknown("the answer was lost"))

@@ -122,7 +122,7 @@ class SQLiteStore(Care):
             run_no = self._create(db, new, written, now)
             if run_no is None:
                 head = self._head(db, new.run_id)
-                taken[:] = [lease for lease in lost if self._stands(db, lease)]
+                taken[:] = self._kept(db, lost, lease_s)
                 ours = again and head.created_at == now and head.input_digest == new.input_digest
                 return head, taken[0] if taken else None, bool(taken) or (owner is None and ours)
             if owner:
@@ -147,10 +147,15 @@ class SQLiteStore(Care):
                 self._unsettled.update({lease.nonce: (by_name, lease) for lease in [*lost, *taken]})
             raise unknown from e
 
-    @staticmethod
-    def _stands(db: apsw.Connection, lease: Lease) -> bool:
-        found = ask(db, Q["lease"], {"run_no": lease.run_no})
-        return bool(found) and (found[0][0], found[0][1]) == (lease.fence, lease.nonce) and found[0][3] is not None
+    def _kept(self, db: apsw.Connection, leases: Sequence[Lease], lease_s: float) -> list[Lease]:
+        """Those that stand, from now on for as long as any new one: whoever asks may have waited until they were nearly over, or past that."""
+        now, length, kept = self.now(), timedelta(seconds=lease_s), []
+        for lease in leases:
+            found = ask(db, Q["lease"], {"run_no": lease.run_no})
+            if found and (found[0][0], found[0][1]) == (lease.fence, lease.nonce) and found[0][3] is not None:
+                ask(db, Q["renew"], {"leases": _json([[lease.run_no, lease.nonce]]), **self._until(length, now)})
+                kept.append(replace(lease, until=now + length))
+        return kept
 
     def _taking(self, find: Callable[[apsw.Connection], Sequence[int]], owner: str, lease_s: float, *,
                 by_name: bool, which: Callable[[Lease], bool]) -> list[Lease]:  # fmt: skip
@@ -167,8 +172,8 @@ class SQLiteStore(Care):
 
         def work(db: apsw.Connection) -> list[Lease]:
             lost = [*(lease for _, lease in kept.values()), *taken]
-            if stand := [lease for lease in lost if self._stands(db, lease)]:
-                return stand
+            if kept_on := self._kept(db, lost, lease_s):
+                return kept_on
             taken[:] = [self._take(db, run_no, owner, lease_s) for run_no in find(db)]
             return list(taken)
 

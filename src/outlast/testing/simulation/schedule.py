@@ -509,6 +509,7 @@ class Schedule:
         people.diligent = True
         for process in self.processes.values():  # deploys come to an end: everybody runs the whole code
             if not process.dead and process.name == "w0" and self.faulty_mood.lacks:
+                self.deaths += 1
                 self.die(process)
         until = self.loop.now + CALM_S
         while not self._all_over():
