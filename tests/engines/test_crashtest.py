@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -83,12 +85,25 @@ def test_the_worker_of_dbos_is_killed(tmp_path: Path) -> None:
 
 def test_an_engine_that_is_not_there_is_said_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"cannot be reached.*start the server, or mend --engine") as e:
-        crashed(f"temporal://127.0.0.1:{free_port()}/default?task_queue=t", tmp_path, reply)
+        crashed(f"restate://127.0.0.1:{free_port()}", tmp_path, reply)
     assert "\n" not in str(e.value)
     with pytest.raises(UsageError, match="built-in"):
         crashed("built-in", tmp_path, reply)
     with pytest.raises(UsageError, match="no engine 'airflow:'"):
         crashed("airflow:", tmp_path, reply)
+
+
+def test_a_process_that_used_temporals_client_is_refused(tmp_path: Path) -> None:
+    """Its native threads are not in the processes that would be forked off: some of them would end with a segmentation fault."""
+    program = (
+        "import sys, temporalio.runtime; from engines.test_crashtest import *\n"
+        "temporalio.runtime.Runtime.default()\n"
+        "try: crashed('temporal://127.0.0.1:7233/default', Path(sys.argv[1]), reply)\n"
+        "except UsageError as e: print(e, e.hint)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True, timeout=60)
+    assert "was used in this process" in done.stdout and "of its own" in done.stdout
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_another_engine_is_taken_only_where_it_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

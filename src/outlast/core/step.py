@@ -98,7 +98,9 @@ class CallModel:
 
 @dataclass(frozen=True, slots=True)
 class RunCall:
-    """Run one call. `check`: look first whether an earlier attempt happened. `intent`: save `CallStarted` right before."""
+    """Run one call. `check`: look first whether an earlier attempt happened. `intent`: save `CallStarted` right before. `before`: from then on the
+    receiver may have forgotten the key, and the call is no longer begun by a machine.
+    """
 
     call_id: str
     name: str
@@ -108,6 +110,7 @@ class RunCall:
     attempt: int
     intent: bool
     check: bool = False
+    before: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -600,7 +603,8 @@ def _run(run: Run, call: Call, tool: ToolPolicy, *, check: bool = False) -> RunC
             why = f"{call.name} was not run: its key must be a text that is not empty, not {key!r}"
             return Settle((r.CallFinished(call.id, why, is_error=True, how="refused"),))
     effect = tool.effect if call.effect is None else call.effect
-    return RunCall(call.id, call.known_as, call.allowed, key, effect, call.attempts + 1, tool.intent or effect == "at_most_once", check)
+    intent = tool.intent or effect == "at_most_once"
+    return RunCall(call.id, call.known_as, call.allowed, key, effect, call.attempts + 1, intent, check, _forgets_at(call, tool))
 
 
 def open_approval(call: Call, policy: GatePolicy, now: datetime, *, guarded: bool = False) -> r.GateOpened:

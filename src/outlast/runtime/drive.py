@@ -526,6 +526,8 @@ class Drive:
             if entry.doubt is not None:  # an exception, and surely not done: the model may read it
                 return r.CallFinished(call.call_id, f"{call.name} failed: {entry.doubt}", is_error=True)
         begun_at = monotonic()
+        if call.before is not None and self.store.now() >= call.before:  # since that was decided this process was stopped, say
+            return None
         self.acting.discard(call.call_id)
         self.intended[call.call_id] = call.attempt
         if call.intent and not await self._intend(call, tool):

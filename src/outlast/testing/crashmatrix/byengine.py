@@ -85,14 +85,22 @@ def engine_for_cases(url: str) -> None:
     engine = resolve(url)
     if engine is None:
         raise UsageError("--engine built-in: the crash test is that already", hint="leave --engine out")
+    if engine.driver == "temporal" and _has_a_runtime():
+        raise UsageError(
+            "Temporal's client was used in this process: its threads are lost in the processes that a crash test forks off, and they can break",
+            hint="give the crash test a process of its own: outlast crashtest --engine …, or pytest with that file alone")  # fmt: skip
     with suppress(ImportError):  # who needs it says so
         importlib.import_module(_SDK[engine.driver])
 
 
+def _has_a_runtime() -> bool:
+    """Of Temporal's SDK, which has no question for it that would not also forbid one from then on."""
+    made = getattr(sys.modules.get("temporalio.runtime"), "_runtime_ref", None)
+    return getattr(made, "_default_runtime", None) is not None
+
+
 async def driven(app: Outlast, agent: Agent[Any], input: Input, run_id: str, person: Person, rounds: int) -> Run[Any] | None:
     """Be the worker until the run is over, or waits for what nobody here can give. None: it goes round and round."""
-    if app.engine is not None and app.engine.driver == "temporal":
-        _begin_anew()
     here = asyncio.get_running_loop()
     working = asyncio.ensure_future(app.work(grace=GRACE))
     deciding: asyncio.Future[Run[Any] | None] = here.create_future()
@@ -115,16 +123,6 @@ async def driven(app: Outlast, agent: Agent[Any], input: Input, run_id: str, per
     with suppress(asyncio.CancelledError):
         await working
     return await deciding
-
-
-_LEFT: list[Any] = []  # what must not be cleaned up in a forked process: its threads do not exist here
-
-
-def _begin_anew() -> None:
-    """Where the caller has used Temporal's client: its runtime does not survive a fork, so this process makes one of its own."""
-    if runtime := sys.modules.get("temporalio.runtime"):
-        _LEFT.append(runtime.Runtime.default())
-        runtime.Runtime.set_default(runtime.Runtime(telemetry=runtime.TelemetryConfig()), error_if_already_set=False)
 
 
 def _decide(app: Outlast, agent: Agent[Any], input: Input, run_id: str, person: Person, rounds: int) -> Run[Any] | None:
