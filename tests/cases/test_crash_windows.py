@@ -23,6 +23,7 @@ from outlast.errors import RunNotFound, StoreError
 from outlast.models import ScriptedModel
 from outlast.runtime import crashpoints
 from outlast.runtime.clock import ManualClock
+from outlast.runtime.drive import Drive
 
 ROOT = Path(__file__).parents[2]
 STORES = BOTH
@@ -198,3 +199,30 @@ def test_decision_arrives_before_the_wait_is_saved(make_app: MakeApp, ledger: Le
     assert app.head("r").status == "done"
     assert len(ledger.lines("act")) == 1
     assert_whole(app, "r")
+
+
+def test_a_worker_that_was_stopped_does_not_repeat_under_a_key_that_is_forgotten(
+    make_app: MakeApp, provider: Provider, ledger: Ledger, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had decided to call again while the receiver still knew the key, and was stopped before it did, until the receiver knew it no more."""
+
+    @tool(effect="idempotent", key_ttl=timedelta(hours=24))
+    async def pay(ctx: ToolContext, text: str) -> str:
+        ledger.write("pay", ctx.idempotency_key)
+        return "paid"
+
+    _, model = provider(asks(use("pay", "A", text="a")), "Done.")
+    agent = Agent("a", model=model, tools=[pay])
+    with dying_at("tool.after:pay"):
+        make_app(agent, clock=clock).run_sync(agent, "go", run_id="r")
+    decided = Drive._late_for  # the first thing after the decision
+
+    def stopped(self: Drive, *args: Any) -> Any:
+        clock.move(timedelta(hours=25))
+        return decided(self, *args)
+
+    monkeypatch.setattr(Drive, "_late_for", stopped)
+    run = make_app(agent, clock=clock).resume_sync("r")
+    assert len(ledger.lines("pay")) == 1
+    assert run.status == "waiting_for_verification"
+    assert "may have forgotten the key" in str(run.gates[-1].text)
