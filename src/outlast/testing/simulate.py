@@ -24,7 +24,7 @@ from outlast.runtime.crashpoints import POINTS
 from outlast.testing.simulation.loop import Livelock
 from outlast.testing.simulation.schedule import EVENTS, WINDOWS, Broken, Schedule, quiet
 
-SWEEP_EVERY = 50  # schedules between two collections of what dead processes left
+SWEEP_EVERY = 100  # schedules between two collections of what dead processes left
 SHRINK_TRIES = 400
 ENOUGH = 5000  # schedules from which on everything below must have been reached
 NOT_HERE = ("notice",)  # points of notices: nobody is told in these schedules

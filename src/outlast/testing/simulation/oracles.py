@@ -15,7 +15,7 @@ from outlast.testing.simulation.world import GATED, KEYED, ONCE, first_text, tur
 if TYPE_CHECKING:
     from outlast.testing.simulation.schedule import Schedule
 
-CHECKED = 5  # every fifth schedule goes through the whole store check, which reads all of it anew
+CHECKED = 10  # every tenth schedule goes through the whole store check, which reads all of it anew
 LATE_START = timedelta(seconds=30)
 AFTER_END = (r.LateResult, r.DecisionRefused)
 AFTER_CANCEL = (*AFTER_END, r.CallFinished, r.MessageAdded)  # in one transaction with it: what answers the open calls
