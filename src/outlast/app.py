@@ -1137,7 +1137,7 @@ class Outlast:
             )
 
     def _decide(self, run_id: str, kinds: Sequence[str], call_id: str | None, entry: r.GateDecided, digest: str | None,
-                prepare: Callable[[base.Tail, GateRow, r.GateDecided], r.GateDecided]) -> Gate:  # fmt: skip
+                prepare: Callable[[base.Tail, GateRow, r.GateDecided], r.GateDecided | base.Outside]) -> Gate:  # fmt: skip
         head = self._store.head(_ref(run_id))
         person = entry.by or ""
         said: dict[str, str | None] = {}
@@ -1154,7 +1154,7 @@ class Outlast:
             return said.get(row.gate_id, "the gate is new: look again")
 
         _, value, written = self._outside(run_id, outside.decide(kinds, call_id, entry, digest=digest, may=may, prepare=prepare))
-        if isinstance(value, NotAllowed):
+        if isinstance(value, NotAllowed | RunBusy):
             raise value
         assert isinstance(value, Gate)
         if not written and entry.outcome == "happened":

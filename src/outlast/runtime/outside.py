@@ -63,8 +63,8 @@ def _closed(tail: base.Tail, row: GateRow, why: str) -> GateClosed:
 
 
 def decide(kinds: Sequence[str], call: str | None, entry: r.GateDecided, *, digest: str | None, may: May,
-           prepare: Callable[[base.Tail, GateRow, r.GateDecided], r.GateDecided]) -> base.Plan:  # fmt: skip
-    """A person's word on a gate. `prepare` checks edited arguments against the gate that is meant; it raises what is wrong with them."""
+           prepare: Callable[[base.Tail, GateRow, r.GateDecided], r.GateDecided | base.Outside]) -> base.Plan:  # fmt: skip
+    """A person's word on a gate. `prepare` checks it against the gate that is meant; it raises what is wrong, or gives what to write instead."""
 
     def plan(tail: base.Tail) -> base.Outside:
         row = find(tail, kinds, call)
@@ -80,11 +80,15 @@ def decide(kinds: Sequence[str], call: str | None, entry: r.GateDecided, *, dige
             raise _closed(tail, row, f"{row.call_id or row.gate_id} no longer has the arguments that were shown ({digest[:20]}…)")
         if row.outcome is not None:
             if row.kind == "budget" and mine.args is not None:
-                mine = prepare(tail, row, mine)  # 0.5 and "0.5" are the same limit
+                checked = prepare(tail, row, mine)  # 0.5 and "0.5" are the same limit
+                mine = mine if isinstance(checked, base.Outside) else checked
             return _decided_before(tail, row, mine)
         if row.closes_at is not None and tail.now >= row.closes_at:
             raise _closed(tail, replace(row, outcome="expired"), f"{row.call_id or row.gate_id} expired at {r.iso(row.closes_at)}")
-        mine = prepare(tail, row, mine)
+        checked = prepare(tail, row, mine)
+        if isinstance(checked, base.Outside):
+            return checked
+        mine = checked
         decided = _write(tail, [mine], status="running")
         after = next((g for g in decided.gates if g.gate_id == row.gate_id), None)
         if after is None or after.outcome is None:
@@ -110,17 +114,23 @@ def _decided_before(tail: base.Tail, row: GateRow, mine: r.GateDecided) -> base.
     raise _closed(tail, row, f"{row.call_id or row.gate_id} {verb}{who}{when}")
 
 
-def may_run_again(tail: base.Tail, row: GateRow, entry: r.GateDecided) -> r.GateDecided:
-    """ "Run again" is refused while an earlier attempt may still act: with who and until when. Where its process is provably dead, it is not:
-    the call then waits for what is still on the wire."""
-    call = tail.run.call(row.call_id)
-    dead = call is not None and call.started is not None and owner.provably_dead(call.started.owner)
-    if entry.outcome == "run_again" and call is not None and call.may_act_until is not None and tail.now < call.may_act_until and not dead:
-        who = owner.short(call.started.owner) if call.started else "an earlier attempt"
-        raise RunBusy(
-            f"{call.name} may still act until {r.iso(call.may_act_until)} ({who})", owner=who, until=call.may_act_until, run_id=tail.head.run_id,
-            hint="try again then, or say what happened: outlast verify --happened, --give-up")  # fmt: skip
-    return entry
+def may_run_again(tail: base.Tail, row: GateRow, entry: r.GateDecided) -> r.GateDecided | base.Outside:
+    """ "Run again" is refused while an earlier attempt may still act: with who and until when. Where its process is provably dead that is soon, and
+    written down; not at once: what is still on the wire lands after the person has looked.
+    """
+    call, now = tail.run.call(row.call_id), tail.now
+    if entry.outcome != "run_again" or call is None or call.may_act_until is None or now >= call.may_act_until:
+        return entry
+    dead = call.started is not None and owner.provably_dead(call.started.owner) and call.may_act_until > now + r.LATE_WIRE
+    until = now + r.LATE_WIRE if dead else call.may_act_until
+    who = owner.short(call.started.owner) if call.started else "an earlier attempt"
+    why = "what it sent may still land" if dead else "may still act"
+    busy = RunBusy(
+        f"{call.name} {why} until {r.iso(until)} ({who})", owner=who, until=until, run_id=tail.head.run_id,
+        hint="look again and try again then, or say what happened: outlast verify --happened, --give-up")  # fmt: skip
+    if dead:
+        return _write(tail, [r.WorkerDied([call.id], until)], wake=False, value=busy)
+    raise busy
 
 
 def _over(tail: base.Tail) -> str | None:
