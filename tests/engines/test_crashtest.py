@@ -101,7 +101,9 @@ def test_a_process_that_used_temporals_client_is_refused(tmp_path: Path) -> None
         "try: crashed('temporal://127.0.0.1:7233/default', Path(sys.argv[1]), reply)\n"
         "except UsageError as e: print(e, e.hint)\n"
     )
-    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True, timeout=60)
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=60)
     assert "was used in this process" in done.stdout and "of its own" in done.stdout
     assert list(tmp_path.iterdir()) == []
 

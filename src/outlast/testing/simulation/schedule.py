@@ -51,7 +51,7 @@ NOTICED_S = 1.0  # until the others look whether a process is still there
 BOOTED_MS = 1_000_000  # the machine was up so long
 LEASE_S = 30.0
 MAX_DEATHS, MAX_PAUSES = 6, 4
-SMALL = 0.85  # of the schedules: one run, one turn; most of what can go wrong goes wrong there too, in a third of the time
+SMALL = 0.7  # of the schedules: one run, one turn; most of what can go wrong goes wrong there too, in a third of the time
 RARE = ("wire", "tool.before", "check.before", "check.after")  # passed seldom, and worth a death
 
 # What happens, and what it may happen in the middle of: each pair must have been met, and each two of the former in one schedule.
