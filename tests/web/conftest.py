@@ -57,9 +57,9 @@ def find_chromium() -> str:
     return path
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
-    """One browser for all tests."""
+    """One for all tests of a module; not of a session: while it is there this thread has a running event loop, and `..._sync` refuses to work."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=find_chromium(), args=["--no-sandbox", "--disable-dev-shm-usage"])
         yield browser
