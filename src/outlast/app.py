@@ -384,7 +384,7 @@ class Outlast:
             raise UsageError('result is for the outcome "happened"', run_id=run_id)
         entry = r.GateDecided(
             "", outcome, note=_note(note), result=self._plain("result", result), has_result=result is not None, by=_person("decided_by", decided_by))  # fmt: skip
-        return self._decide(run_id, ("verification",), call_id, entry, None, outside.may_run_again)
+        return self._decide(run_id, ("verification",), call_id, entry, None, self._check_edit)
 
     def event(self, run_id: str, name: str, data: Any = None, *, event_id: str | None = None) -> bool:
         """Tell a run that something happened: it answers the call that waits for `name`, or is kept for one that will. True the first time."""
@@ -1137,7 +1137,7 @@ class Outlast:
             )
 
     def _decide(self, run_id: str, kinds: Sequence[str], call_id: str | None, entry: r.GateDecided, digest: str | None,
-                prepare: Callable[[base.Tail, GateRow, r.GateDecided], r.GateDecided | base.Outside]) -> Gate:  # fmt: skip
+                prepare: Callable[[base.Tail, GateRow, r.GateDecided], r.GateDecided]) -> Gate:  # fmt: skip
         head = self._store.head(_ref(run_id))
         person = entry.by or ""
         said: dict[str, str | None] = {}

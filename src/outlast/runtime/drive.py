@@ -35,6 +35,7 @@ from outlast.runtime.clock import monotonic
 from outlast.runtime.crashpoints import point
 from outlast.runtime.leases import Keeper
 from outlast.runtime.news import News
+from outlast.runtime.outside import worker_died
 from outlast.runtime.writer import Saved, Writer
 from outlast.stores import base, owner
 from outlast.tools import Tool, ToolContext
@@ -748,12 +749,8 @@ def taken_over(run: r.Run, policy: s.Policy, now: datetime, attempts: int) -> li
         return []
     if attempts >= POISON:
         return [*s.closing(run, "not run"), r.RunEnded("failed", f"worker died {attempts} times while {_doing(run)}")]
-    dead = [
-        c.id
-        for c in run.calls
-        if c.begun and c.started and owner.provably_dead(c.started.owner) and (c.may_act_until or now) > now + r.LATE_WIRE
-    ]
-    facts: list[r.Entry] = [r.WorkerDied(dead, now + r.LATE_WIRE)] if dead else []
+    died = worker_died(run.calls, now)
+    facts: list[r.Entry] = [died] if died else []
     any_code = replace(policy, code="")  # whose code would be asked next does not matter: what was paid for is counted
     step = s.settled(r.fold(run, facts), any_code, now)[2]
     if isinstance(step, s.CallModel):

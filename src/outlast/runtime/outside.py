@@ -63,8 +63,8 @@ def _closed(tail: base.Tail, row: GateRow, why: str) -> GateClosed:
 
 
 def decide(kinds: Sequence[str], call: str | None, entry: r.GateDecided, *, digest: str | None, may: May,
-           prepare: Callable[[base.Tail, GateRow, r.GateDecided], r.GateDecided | base.Outside]) -> base.Plan:  # fmt: skip
-    """A person's word on a gate. `prepare` checks it against the gate that is meant; it raises what is wrong, or gives what to write instead."""
+           prepare: Callable[[base.Tail, GateRow, r.GateDecided], r.GateDecided]) -> base.Plan:  # fmt: skip
+    """A person's word on a gate. `prepare` checks edited arguments against the gate that is meant; it raises what is wrong with them."""
 
     def plan(tail: base.Tail) -> base.Outside:
         row = find(tail, kinds, call)
@@ -80,15 +80,13 @@ def decide(kinds: Sequence[str], call: str | None, entry: r.GateDecided, *, dige
             raise _closed(tail, row, f"{row.call_id or row.gate_id} no longer has the arguments that were shown ({digest[:20]}…)")
         if row.outcome is not None:
             if row.kind == "budget" and mine.args is not None:
-                checked = prepare(tail, row, mine)  # 0.5 and "0.5" are the same limit
-                mine = mine if isinstance(checked, base.Outside) else checked
+                mine = prepare(tail, row, mine)  # 0.5 and "0.5" are the same limit
             return _decided_before(tail, row, mine)
         if row.closes_at is not None and tail.now >= row.closes_at:
             raise _closed(tail, replace(row, outcome="expired"), f"{row.call_id or row.gate_id} expired at {r.iso(row.closes_at)}")
-        checked = prepare(tail, row, mine)
-        if isinstance(checked, base.Outside):
-            return checked
-        mine = checked
+        if mine.outcome == "run_again" and (early := _too_early(tail, row)):
+            return early
+        mine = prepare(tail, row, mine)
         decided = _write(tail, [mine], status="running")
         after = next((g for g in decided.gates if g.gate_id == row.gate_id), None)
         if after is None or after.outcome is None:
@@ -114,23 +112,33 @@ def _decided_before(tail: base.Tail, row: GateRow, mine: r.GateDecided) -> base.
     raise _closed(tail, row, f"{row.call_id or row.gate_id} {verb}{who}{when}")
 
 
-def may_run_again(tail: base.Tail, row: GateRow, entry: r.GateDecided) -> r.GateDecided | base.Outside:
+def _too_early(tail: base.Tail, row: GateRow) -> base.Outside | None:
     """ "Run again" is refused while an earlier attempt may still act: with who and until when. Where its process is provably dead that is soon, and
     written down; not at once: what is still on the wire lands after the person has looked.
     """
     call, now = tail.run.call(row.call_id), tail.now
-    if entry.outcome != "run_again" or call is None or call.may_act_until is None or now >= call.may_act_until:
-        return entry
-    dead = call.started is not None and owner.provably_dead(call.started.owner) and call.may_act_until > now + r.LATE_WIRE
-    until = now + r.LATE_WIRE if dead else call.may_act_until
+    if call is None or call.may_act_until is None or now >= call.may_act_until:
+        return None
+    died = worker_died([call], now)
+    until = died.may_act_until if died else call.may_act_until
     who = owner.short(call.started.owner) if call.started else "an earlier attempt"
-    why = "what it sent may still land" if dead else "may still act"
+    why = "what it sent may still land" if died else "may still act"
     busy = RunBusy(
         f"{call.name} {why} until {r.iso(until)} ({who})", owner=who, until=until, run_id=tail.head.run_id,
         hint="look again and try again then, or say what happened: outlast verify --happened, --give-up")  # fmt: skip
-    if dead:
-        return _write(tail, [r.WorkerDied([call.id], until)], wake=False, value=busy)
-    raise busy
+    if died is None:
+        raise busy
+    return _write(tail, [died], wake=False, value=busy)
+
+
+def worker_died(calls: Sequence[r.Call], now: datetime) -> r.WorkerDied | None:
+    """That the processes which began these calls are provably gone; None where none is, or no time is gained by writing it down."""
+    gone = [
+        c.id
+        for c in calls
+        if c.begun and c.started and owner.provably_dead(c.started.owner) and (c.may_act_until or now) > now + r.LATE_WIRE
+    ]
+    return r.WorkerDied(gone, now + r.LATE_WIRE) if gone else None
 
 
 def _over(tail: base.Tail) -> str | None:

@@ -149,13 +149,16 @@ class SQLiteStore(Care):
 
     def _kept(self, db: apsw.Connection, leases: Sequence[Lease], lease_s: float) -> list[Lease]:
         """Those that stand, from now on for as long as any new one: whoever asks may have waited until they were nearly over, or past that."""
-        now, length, kept = self.now(), timedelta(seconds=lease_s), []
-        for lease in leases:
-            found = ask(db, Q["lease"], {"run_no": lease.run_no})
-            if found and (found[0][0], found[0][1]) == (lease.fence, lease.nonce) and found[0][3] is not None:
-                ask(db, Q["renew"], {"leases": _json([[lease.run_no, lease.nonce]]), **self._until(length, now)})
-                kept.append(replace(lease, until=now + length))
-        return kept
+        if not leases:  # nearly always
+            return []
+        until = self.now() + timedelta(seconds=lease_s)
+        held = self._renewed(db, leases, lease_s)
+        return [replace(lease, until=until) for lease in leases if (lease.run_no, lease.nonce) in held]
+
+    def _renewed(self, db: apsw.Connection, leases: Sequence[Lease], lease_s: float) -> set[tuple[Any, ...]]:
+        """(run_no, nonce) of those that are still held, now for so long; the nonce is random per claim and says whose it is."""
+        ours = _json([[lease.run_no, lease.nonce] for lease in leases])
+        return set(ask(db, Q["renew"], {"leases": ours, **self._until(timedelta(seconds=lease_s), self.now())}))
 
     def _taking(self, find: Callable[[apsw.Connection], Sequence[int]], owner: str, lease_s: float, *,
                 by_name: bool, which: Callable[[Lease], bool]) -> list[Lease]:  # fmt: skip
@@ -293,13 +296,10 @@ class SQLiteStore(Care):
     def renew(self, leases: Sequence[Lease], *, lease_s: float = 30) -> list[Renewed]:
         if not leases:
             return []
-        ours = _json([[lease.run_no, lease.nonce] for lease in leases])
         numbers = _json([lease.run_no for lease in leases])
 
         def work(db: apsw.Connection) -> list[Renewed]:
-            until = self._until(timedelta(seconds=lease_s), self.now())
-            del until["boot"]
-            held = set(ask(db, Q["renew"], {"leases": ours, **until}))
+            held = self._renewed(db, leases, lease_s)
             there = {row[0]: row[1:] for row in ask(db, Q["lengths"], {"numbers": numbers})}
             return [Renewed(lease.run_id, (lease.run_no, lease.nonce) in held, *there.get(lease.run_no, (0, 0))) for lease in leases]
 
