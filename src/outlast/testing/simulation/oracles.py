@@ -25,8 +25,8 @@ def growing(sim: Schedule) -> None:
     """I1, I2, I15: journals only grow, without gaps; fences only grow, by one."""
     db = sim.store._files._open().db
     found = db.execute("SELECT run_no, fence, status, wake_at, lease_until, needs IS NOT NULL FROM run").fetchall()
-    heads: list[tuple[int, int, str, int | None, int | None, bool]] = found  # type: ignore[assignment]  # as the schema says
-    sim.wakes = [(wake_at, lease_until, parked) for _, _, _, wake_at, lease_until, parked in heads]
+    heads: list[tuple[int, int, str, int | None, int | None, int]] = found  # type: ignore[assignment]  # as the schema says
+    sim.wakes = [(wake_at, lease_until, bool(parked)) for _, _, _, wake_at, lease_until, parked in heads]
     for run_no, fence, status, *_ in heads:
         last = sim.fences.get(run_no, fence)
         if fence < last:

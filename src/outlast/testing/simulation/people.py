@@ -11,7 +11,6 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from outlast.app import Outlast
-from outlast.core import run as r
 from outlast.documents import Gate
 from outlast.errors import CommitUnknown, GateClosed, Refused, RunBusy, StoreError
 from outlast.stores import base
@@ -139,11 +138,6 @@ class People:
                 "happened" if happened else "give_up" if not hasty and self.sim.choices.chance(self.sim.mood.oddities) else "run_again"
             )
             result = {"done": gate.args} if happened else None
-            if outcome == "run_again":  # refused, or where its process is seen dead, begun only when the wire is silent
-                call = r.fold(r.Run(gate.run_id), self.sim.store.load(self.sim.store.head(gate.run_id).run_no)[0]).call(gate.call_id)
-                early = call is not None and call.may_act_until is not None and self.sim.store.now() < call.may_act_until
-                if early:
-                    self.sim.reached["an earlier attempt may still act"] += 1
             return self._say(gate, lambda: self.app.verify(gate.run_id, gate.gate_id, outcome=outcome, result=result, decided_by="ada"))
 
         await self._again(say)

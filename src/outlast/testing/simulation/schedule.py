@@ -134,8 +134,7 @@ class Store(SQLiteStore):
     """The SQL that ships, in memory, with the world's clocks; what was acknowledged is remembered."""
 
     def __init__(self, sim: Schedule) -> None:
-        super().__init__(":memory:", clock=sim.wall, boot_clock=lambda: round(sim.loop.now * 1000) + BOOTED_MS, boot=lambda: "boot", dead=sim.is_dead,
-                         point=crashpoints.point)  # fmt: skip
+        super().__init__(":memory:", clock=sim.wall, boot_clock=sim.boot_ms, boot=lambda: "boot", dead=sim.is_dead, point=crashpoints.point)
         self.sim = sim
         self._db = _empty()
         self._parked: tuple[Any, list[tuple[str, str]]] = None, []
@@ -301,6 +300,9 @@ class Schedule:
     def wall(self) -> datetime:
         return START + timedelta(milliseconds=round(self.loop.now * 1000)) + self.skew
 
+    def boot_ms(self) -> int:
+        return round(self.loop.now * 1000) + BOOTED_MS
+
     def is_dead(self, who: str) -> bool:
         process = self.processes.get(who)
         return process is not None and process.dead and self.faulty_mood.seen
@@ -381,7 +383,7 @@ class Schedule:
     def committed(self) -> None:
         """After every commit: what stood before stands, nothing is missing between, and fences only grow."""
         oracles.growing(self)
-        now, boot = round(self.wall().timestamp() * 1000), round(self.loop.now * 1000) + BOOTED_MS
+        now, boot = round(self.wall().timestamp() * 1000), self.boot_ms()
         work = any(
             parked or (wake_at is not None and wake_at <= now) if until is None else until <= boot for wake_at, until, parked in self.wakes
         )
