@@ -236,9 +236,8 @@ class TemporalServer(TemporalTestServer):
     """A real server, built by script/engines: OUTLAST_TEMPORAL_SERVER names it."""
 
     name = "temporal-server"
-    within_s = (
-        120.0  # the polls of a stopped worker stay open at the server, and each takes a task along until that one's time is over: 57 s seen
-    )
+    # A stopped worker's polls stay open at the server, and each takes a task along until that one's time is over: 57 s seen.
+    within_s = 120.0
 
     def up(self) -> None:
         if not hasattr(self, "ports"):
