@@ -57,7 +57,7 @@ class OpenRun:
         self._writer.status, self._writer.needed = self._row.status, self._row.needs
         self._writer.load()
         self._app._keeper.add(lease, self._news)
-        self._saved = self._writer.save(self._drive.found_on_take_over())
+        self._saved = self._writer.save(self._drive.found_on_take_over)
         self._drive.tell(self._saved)
 
     def _news(self, renewed: base.Renewed) -> None:

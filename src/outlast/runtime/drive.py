@@ -36,7 +36,7 @@ from outlast.runtime.crashpoints import point
 from outlast.runtime.leases import Keeper
 from outlast.runtime.news import News
 from outlast.runtime.outside import worker_died
-from outlast.runtime.writer import Saved, Writer
+from outlast.runtime.writer import Facts, Saved, Writer
 from outlast.stores import base, owner
 from outlast.tools import Tool, ToolContext
 
@@ -299,7 +299,7 @@ class Drive:
         self._raise_if_lost()
         self.writer.status, self.writer.needed = self.head_row.status, self.head_row.needs
         self.segment.follows(self.writer.traced_before)
-        return await self._save(await self._blocking(self.found_on_take_over))
+        return await self._save(self.found_on_take_over)
 
     async def _mark(self, e: OutlastError) -> Saved:
         """A run whose journal cannot be read is stopped and marked; the others go on."""
@@ -318,10 +318,10 @@ class Drive:
         self.writer.released = True
         return Saved(wait, (), wait.status, wait.reason, released=True)
 
-    def found_on_take_over(self) -> list[r.Entry]:
+    def found_on_take_over(self, run: r.Run, now: datetime) -> list[r.Entry]:
         """What a claim of a lease that nobody released has to write down first."""
         lease = self.writer.lease
-        return taken_over(self.run, self.writer.policy, self.store.now(), lease.attempts) if lease.taken_over else []
+        return taken_over(run, self.writer.policy, now, lease.attempts) if lease.taken_over else []
 
     async def _take(self, step: s.Step) -> Saved:
         match step:
@@ -654,8 +654,8 @@ class Drive:
 
     # ---- saving -----------------------------------------------------------------------------------------------------------------
 
-    async def _save(self, facts: Sequence[r.Entry]) -> Saved:
-        self.unsaved = facts
+    async def _save(self, facts: Facts) -> Saved:
+        self.unsaved = held = () if callable(facts) else facts
         async with self.saving:
             self.unsaved = ()  # from here on they count as saved, or are filed: whoever cancels us waits for the store
             ran_by = (self.run.agent_version, self.run.code)
@@ -663,7 +663,7 @@ class Drive:
                 self._raise_if_lost()
                 saved = await self._blocking(lambda: self.writer.save(facts, tuple(self.tasks), draining=self.draining))
             except LeaseLost:
-                self._file_late(facts)
+                self._file_late(held)
                 raise
         self.keeper.update(self.writer.lease)
         self._tell_heard()

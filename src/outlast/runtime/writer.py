@@ -49,6 +49,7 @@ class Saved:
 
 
 Keep = Callable[[s.Step, datetime], bool]
+Facts = Sequence[r.Entry] | Callable[[r.Run, datetime], Sequence[r.Entry]]  # or what is found on the run as it is when it is saved
 
 
 class Writer:
@@ -122,7 +123,7 @@ class Writer:
 
     # ---- saving -------------------------------------------------------------------------------------------------------------
 
-    def save(self, facts: Sequence[r.Entry], in_flight: Collection[str] = (), *, draining: bool = False) -> Saved:
+    def save(self, facts: Facts, in_flight: Collection[str] = (), *, draining: bool = False) -> Saved:
         """Save facts and all that follows from them: the step that remains.
 
         `draining`: give the lease back unless calls are in flight, due at once.
@@ -131,12 +132,11 @@ class Writer:
         with self._one:
             return self._save(facts, in_flight, draining=draining)
 
-    def _save(self, facts: Sequence[r.Entry], in_flight: Collection[str], *, draining: bool) -> Saved:
+    def _save(self, facts: Facts, in_flight: Collection[str], *, draining: bool) -> Saved:
         pause, tries = FIRST_PAUSE_S, 0
         while True:
             now = self.store.now()
-            ready = [r.stored(r.headed(fact, at=now)) for fact in facts]
-            plan = _Plan(self, ready, in_flight, draining=draining)
+            plan = _Plan(self, facts, in_flight, draining=draining)
             batch = plan.on(self.run, now)
             if not batch.entries and not plan.writes_head(batch):
                 return plan.saved(batch)
@@ -167,7 +167,7 @@ class Writer:
             except LeaseLost:
                 raise
             except StoreError as e:
-                if not (facts or in_flight) or self.stopped.wait(pause):
+                if not (plan.facts or in_flight) or self.stopped.wait(pause):
                     raise
                 log.warning(
                     "run %s: what was done could not be saved yet, it is kept: %s",
@@ -292,8 +292,9 @@ class Writer:
 class _Plan:
     """Facts and what follows from them on a given state of the run."""
 
-    def __init__(self, writer: Writer, facts: Sequence[r.Entry], in_flight: Collection[str], *, draining: bool) -> None:
-        self.writer, self.facts, self.in_flight, self.draining = writer, facts, in_flight, draining
+    def __init__(self, writer: Writer, given: Facts, in_flight: Collection[str], *, draining: bool) -> None:
+        self.writer, self.given, self.in_flight, self.draining = writer, given, in_flight, draining
+        self.facts: Sequence[r.Entry] = ()
         self.batch: base.Batch | None = None
         self.step: s.Step = s.CallModel()
         self.after = writer.run
@@ -301,7 +302,8 @@ class _Plan:
 
     def on(self, before: r.Run, now: datetime) -> base.Batch:
         w, self.now = self.writer, now
-        facts = [f for f in self.facts if _still(before, f)]
+        given = self.given(before, now) if callable(self.given) else self.given
+        self.facts = facts = [f for f in (r.stored(r.headed(x, at=now)) for x in given) if _still(before, f)]
         run = r.fold(before, facts)
         after, consequences, self.step = s.settled(run, w.policy, now, self.in_flight)
         entries = [*facts, *consequences]
