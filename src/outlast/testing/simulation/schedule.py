@@ -514,6 +514,17 @@ class Schedule:
                 self.deaths += 1
                 self.die(process)
         until = self.loop.now + CALM_S
+        while True:
+            await self._come_to_an_end(background, until)
+            # What is on its way lands, what a stopped process says when it goes on is heard, and nothing changes but by the word of a person
+            # who had not been heard yet: what that one takes up again comes to an end too.
+            await asyncio.sleep(self.loop.sleeps_for + TAIL_S)
+            self._look_at(background)
+            if self._all_over():
+                break
+        self.over = True
+
+    async def _come_to_an_end(self, background: list[asyncio.Task[None]], until: float) -> None:
         while not self._all_over():
             await self.news(LOOK_AGAIN_S)
             self._look_at(background)
@@ -524,10 +535,6 @@ class Schedule:
                     if h.status not in base.ENDED
                 ]
                 self.broken("I17", f"stuck {CALM_S:.0f} s after the last fault: {'; '.join(states)}")
-        # What is on its way lands, what a stopped process says when it goes on is heard, and nothing changes.
-        await asyncio.sleep(self.loop.sleeps_for + TAIL_S)
-        self._look_at(background)
-        self.over = True
 
     async def news(self, at_most: float) -> None:
         """Until something is committed, or the time is over."""
