@@ -6,6 +6,7 @@ run must not look like one that passed. Without it (on a laptop) such tests are 
 
 import functools
 import os
+import signal
 import sys
 import weakref
 from collections.abc import Iterator
@@ -22,6 +23,10 @@ settings.load_profile("outlast")
 _ABOUT_TESTS = {"OUTLAST_TESTS", "OUTLAST_TEMPORAL_SERVER"}
 for _name in [n for n in os.environ if n.startswith(("OUTLAST_", "ANTHROPIC_")) and n not in _ABOUT_TESTS]:
     del os.environ[_name]
+
+# A shell that begins something with `&` has it ignore Ctrl-C, and so would every program that a test begins and interrupts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _left_out: list[str] = []
 

@@ -93,8 +93,9 @@ def caught(fault: Fault) -> tuple[bool, str]:
         except subprocess.TimeoutExpired:
             return False, f"not finished within {LIMIT_S} s"
     said = [line for line in done.stdout.splitlines() if line.startswith(("E  ", "FAILED", "seed ")) or " broke " in line]
-    broke = fault.caught_by != "simulation" or any(" broke " in line for line in said)  # that something was never reached is no catch
-    return done.returncode == 1 and broke, (said[0] if said else done.stdout[-300:] + done.stderr[-300:]).strip()
+    # That something was never reached is no catch, nor that something hung until its limit ended it.
+    noticed = any(" broke " in line for line in said) if fault.caught_by == "simulation" else bool(said)
+    return done.returncode == 1 and noticed, (said[0] if said else done.stdout[-300:] + done.stderr[-300:]).strip()
 
 
 def sound(tier: str) -> tuple[bool, str]:
