@@ -179,7 +179,9 @@ def test_a_failing_notifier_is_tried_again_shows_and_harms_nothing(desk: Desk) -
     desk.more = {"notify": [down]}
     app = desk.waiting()
     assert app.inbox()[0].notified_at is None
-    assert app.stuck() == []
+    assert not [
+        x for x in app.stuck() if "chat is down" in x.reason
+    ]  # the view has the world's clock: whether the run is due depends on the day
     for _ in range(3):
         assert app.sweep() == 0
         desk.clock.move(timedelta(hours=1, seconds=1))
