@@ -370,7 +370,7 @@ class Outlast:
         entry = r.GateDecided("", outcome, note=_note(note), args=edited, by=_person("decided_by", decided_by))
         if edited is not None:
             entry = replace(entry, digest=codec.digest(edited))
-        return self._decide(run_id, ("approval", "budget"), call_id, entry, digest, self._check_edit)
+        return self._decide(run_id, ("approval", "budget"), call_id, entry, digest)
 
     def verify(self, run_id: str, call_id: str | None = None, *, outcome: Literal["happened", "run_again", "give_up"], decided_by: str,
                result: Any = None, note: str | None = None) -> Gate:  # fmt: skip
@@ -384,7 +384,7 @@ class Outlast:
             raise UsageError('result is for the outcome "happened"', run_id=run_id)
         entry = r.GateDecided(
             "", outcome, note=_note(note), result=self._plain("result", result), has_result=result is not None, by=_person("decided_by", decided_by))  # fmt: skip
-        return self._decide(run_id, ("verification",), call_id, entry, None, self._check_edit)
+        return self._decide(run_id, ("verification",), call_id, entry, None)
 
     def event(self, run_id: str, name: str, data: Any = None, *, event_id: str | None = None) -> bool:
         """Tell a run that something happened: it answers the call that waits for `name`, or is kept for one that will. True the first time."""
@@ -1136,8 +1136,7 @@ class Outlast:
                 hint=f"another --id, or outlast show {head.run_id}",
             )
 
-    def _decide(self, run_id: str, kinds: Sequence[str], call_id: str | None, entry: r.GateDecided, digest: str | None,
-                prepare: Callable[[base.Tail, GateRow, r.GateDecided], r.GateDecided]) -> Gate:  # fmt: skip
+    def _decide(self, run_id: str, kinds: Sequence[str], call_id: str | None, entry: r.GateDecided, digest: str | None) -> Gate:
         head = self._store.head(_ref(run_id))
         person = entry.by or ""
         said: dict[str, str | None] = {}
@@ -1153,7 +1152,7 @@ class Outlast:
                 return "this gate is decided through an application that checks who may (--app MODULE:ATTR)" if row.guarded else None
             return said.get(row.gate_id, "the gate is new: look again")
 
-        _, value, written = self._outside(run_id, outside.decide(kinds, call_id, entry, digest=digest, may=may, prepare=prepare))
+        _, value, written = self._outside(run_id, outside.decide(kinds, call_id, entry, digest=digest, may=may, prepare=self._check_edit))
         if isinstance(value, NotAllowed | RunBusy):
             raise value
         assert isinstance(value, Gate)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from outlast.core import codec
 from outlast.core import run as r
 from outlast.stores import base
+from outlast.stores.sqlite.rows import ask
 from outlast.testing.simulation.loop import PROCESS
 from outlast.testing.simulation.world import GATED, KEYED, ONCE, first_text, turns_of
 
@@ -24,8 +25,7 @@ AFTER_CANCEL = (*AFTER_END, r.CallFinished, r.MessageAdded)  # in one transactio
 def growing(sim: Schedule) -> None:
     """I1, I2, I15: journals only grow, without gaps; fences only grow, by one."""
     db = sim.store._files._open().db
-    found = db.execute("SELECT run_no, fence, status, wake_at, lease_until, needs IS NOT NULL FROM run").fetchall()
-    heads: list[tuple[int, int, str, int | None, int | None, int]] = found  # type: ignore[assignment]  # as the schema says
+    heads = ask(db, "SELECT run_no, fence, status, wake_at, lease_until, needs IS NOT NULL FROM run")
     sim.wakes = [(wake_at, lease_until, bool(parked)) for _, _, _, wake_at, lease_until, parked in heads]
     for run_no, fence, status, *_ in heads:
         last = sim.fences.get(run_no, fence)
@@ -33,9 +33,9 @@ def growing(sim: Schedule) -> None:
             sim.broken("I15", f"the fence of run {run_no} went from {last} to {fence}")
         sim.fences[run_no] = fence
         sim.statuses[run_no] = status
-    new = db.execute("SELECT rowid, run_no, entry_no, digest FROM entry WHERE rowid > ? ORDER BY rowid", (sim.last_row,))
-    rows: list[tuple[int, int, int, bytes]] = new.fetchall()  # type: ignore[assignment]  # likewise
-    for row, run_no, entry_no, digest in rows:
+    for row, run_no, entry_no, digest in ask(
+        db, "SELECT rowid, run_no, entry_no, digest FROM entry WHERE rowid > ? ORDER BY rowid", (sim.last_row,)
+    ):
         seen = sim.history.setdefault(run_no, [])
         if entry_no != len(seen) + 1:
             sim.broken("I2", f"entry {entry_no} of run {run_no} follows entry {len(seen)}")
@@ -124,7 +124,7 @@ def _nothing_lost(sim: Schedule) -> None:
     """I1, I4: what was seen and what was acknowledged stands as it was."""
     db = sim.store._files._open().db
     for run_no, seen in sim.history.items():
-        now = [digest for (digest,) in db.execute("SELECT digest FROM entry WHERE run_no = ? ORDER BY entry_no", (run_no,)).fetchall()]
+        now = [digest for (digest,) in ask(db, "SELECT digest FROM entry WHERE run_no = ? ORDER BY entry_no", (run_no,))]
         if now[: len(seen)] != seen:
             sim.broken("I1", f"entries of run {run_no} changed after they were seen")
         entries, digest = sim.acked.get(run_no, (0, b""))
