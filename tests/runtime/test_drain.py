@@ -164,6 +164,50 @@ def test_what_runs_gets_the_grace_and_its_result_is_saved(tmp_path: Path, effect
         assert_whole(app, "r")
 
 
+def test_what_runs_begins_nothing_new_while_a_claim_is_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stop comes while the store takes its time for a claim: the runs that are driven hear of it at once."""
+    ledger, begun, release, claiming, claimed = Ledger(tmp_path / "ledger"), *(threading.Event() for _ in range(4))
+
+    @tool(effect="idempotent")
+    async def slow(ctx: ToolContext) -> str:
+        begun.set()
+        await asyncio.to_thread(happens, release)
+        return "ok"
+
+    agent = Agent("a", model=ScriptedModel([[use("slow", "A")], "Done."]), tools=[slow])
+    with Outlast(tmp_path / "o.db", agents=[agent], deps=ledger) as app:
+        app.start(agent, "go", run_id="r")
+        claim = app._store.claim
+
+        def slowly(*args: Any, **more: Any) -> Any:
+            if begun.is_set():
+                claiming.set()
+                happens(claimed)
+            return claim(*args, **more)
+
+        async def play() -> None:
+            monkeypatch.setattr(app._store, "claim", slowly)
+            worker: Any = asyncio.ensure_future(app.work(grace=timedelta(seconds=20)))
+            await asyncio.to_thread(happens, begun)
+            await asyncio.to_thread(app.start, agent, "go", run_id="other")
+            await asyncio.to_thread(happens, claiming)
+            worker.cancel()
+            await asyncio.sleep(0)
+            release.set()
+            await asyncio.to_thread(until, app, lambda: app._store.head("r").lease_owner is None)
+            claimed.set()
+            await asyncio.wait({worker}, timeout=LIMIT_S)
+            assert worker.cancelled()
+
+        asyncio.run(play())
+        head = app._store.head("r")
+        assert (head.status, head.model_calls, [row.kind for row in app.journal("r")][-1]) == ("running", 1, "MessageAdded")
+        assert app._store.head("other").lease_owner is None
+        app.work_sync(until_idle=True)
+        assert {app.head("r").status, app.head("other").status} == {"done"}
+        assert_whole(app, "r")
+
+
 def test_cancelling_run_gives_its_lease_back(tmp_path: Path) -> None:
     ledger, begun = Ledger(tmp_path / "ledger"), threading.Event()
 

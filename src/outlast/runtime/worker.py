@@ -152,6 +152,7 @@ class Worker:
         try:
             return await asyncio.shield(claim)
         except asyncio.CancelledError:
+            self._stop_driving()  # now: what runs would begin new things for as long as the claim takes
             await asyncio.wait({claim})
             if not claim.cancelled() and claim.exception() is None:
                 for lease in claim.result():
@@ -235,13 +236,16 @@ class Worker:
 
     # ---- stopping -------------------------------------------------------------------------------------------------------------
 
+    def _stop_driving(self) -> None:
+        for drive in self.running.values():
+            if drive is not None and drive.drained_at is None:  # the grace begins once
+                drive.drain(self.grace)
+
     async def _drain(self) -> None:
         """No new claims; what runs gets the grace time, results that come in are saved, leases go back at once."""
         if self.running:
             log.info("stopping: %d running get %s s", len(self.running), self.grace.total_seconds())
-        for drive in self.running.values():
-            if drive is not None:
-                drive.drain(self.grace)
+        self._stop_driving()
         if self.running:
             await asyncio.wait(list(self.running), timeout=self.grace.total_seconds() + 5)
         for drive in self.running.values():
