@@ -255,7 +255,7 @@ class Outlast:
         async with self._deps_now() as deps, self._telling() as teller:
             worker = Worker(
                 self._store, self._keeper, agents=list(agents) or list(self._agents), concurrency=concurrency, grace=grace, lease_s=self._lease_s,
-                until_idle=until_idle, blocking=self._blocking, satisfies=self._satisfies, alone=self._alone(),
+                until_idle=until_idle, blocking=self._blocking, satisfies=self._satisfies, alone=self._alone(grace),
                 sweep=self._sweeping,
                 drive=lambda lease: self._drive_of(lease, self._agents[lease.agent], deps=deps, patience_s=BACKGROUND.total_seconds()))  # fmt: skip
             self._worker = worker
@@ -865,10 +865,12 @@ class Outlast:
         try:
             return await asyncio.shield(taken)
         except asyncio.CancelledError:
-            await asyncio.wait({taken})
+            while not taken.done():
+                with contextlib.suppress(asyncio.CancelledError):  # however often: nobody else knows of this lease
+                    await asyncio.wait({taken})
             if not taken.cancelled() and taken.exception() is None and (lease := lease_of(taken.result())) is not None:
                 with contextlib.suppress(StoreError):  # else it runs out
-                    await self._blocking(lambda: self._store.release(lease))
+                    await asyncio.shield(self._blocking(lambda: self._store.release(lease)))
             raise
 
     @contextlib.asynccontextmanager
@@ -941,15 +943,16 @@ class Outlast:
                                 outside.paid(run), run.cache_read_tokens, run.cache_write_tokens, *outside.lost(run))  # fmt: skip
         return base.ParentEntry(run.parent_run_id, outside.child_ended(ended))
 
-    def _alone(self) -> Callable[[base.Lease], Awaitable[None]] | None:
+    def _alone(self, grace: timedelta) -> Callable[[base.Lease, asyncio.Event], Awaitable[None]] | None:
         """How a run whose worker died again and again is driven in a process of its own; None where a child could not find this app."""
         target = alone.target_of(self, self._target)
         if target is None or self._store.url.endswith(":memory:"):
             return None
 
-        async def drive(lease: base.Lease) -> None:
+        async def drive(lease: base.Lease, stopping: asyncio.Event) -> None:
             self._keeper.add(lease, lambda renewed: None)  # until the child has it, or one that starts slowly would count as a death
-            child = asyncio.ensure_future(alone.drive(target, str(self._given) if self._given is not None else None, lease))
+            given = str(self._given) if self._given is not None else None
+            child = asyncio.ensure_future(alone.drive(target, given, lease, grace, stopping))
             try:
                 await self._watched(child, lease)
                 code = None if child.cancelled() else child.result()
@@ -958,6 +961,9 @@ class Outlast:
                 if not child.done():
                     child.cancel()
                     await asyncio.wait({child})
+                if stopping.is_set():  # a child that was stopped before it took the lease: nobody else gives it back
+                    with contextlib.suppress(StoreError):
+                        await self._blocking(lambda: self._store.release(lease))
             if code:
                 log.warning(
                     "run %s: the process that drove it alone ended with %s",
@@ -988,10 +994,16 @@ class Outlast:
                 child.cancel()
                 await asyncio.wait({child})
 
-    async def _drive_handed(self, lease: base.Lease) -> None:
+    async def _drive_handed(self, lease: base.Lease, grace: timedelta, stopping: asyncio.Event) -> None:
         """Drive a run whose lease this process was handed."""
         async with self._deps_for(lease) as deps:
             drive = self._drive_of(lease, self._agents[lease.agent], deps=deps, patience_s=BACKGROUND.total_seconds())
+
+            async def drain() -> None:
+                await stopping.wait()
+                drive.drain(grace)
+
+            draining = asyncio.ensure_future(drain())
             try:
                 await drive()
             except LeaseLost:
@@ -999,6 +1011,8 @@ class Outlast:
             except StoreError:
                 await drive.hand_back()
                 raise
+            finally:
+                draining.cancel()
 
     async def _go_on(self, run_id: str, deps: Any, teller: notices.Teller) -> bool:
         """Runs that answer calls of this one are driven here too, and where somebody who was told decided at once, it goes on. Was there any?"""

@@ -14,7 +14,8 @@ from tests.support.waiting import LIMIT_S, happens, until
 from tests.support.world import Ledger, assert_whole, tools, use
 
 from outlast import Agent, Outlast, ToolContext, tool
-from outlast.errors import UsageError
+from outlast.core.run import CallFinished
+from outlast.errors import InvariantViolated, UsageError
 from outlast.models import ScriptedModel
 from outlast.runtime import crashpoints
 from outlast.runtime.worker import Worker
@@ -278,9 +279,10 @@ def test_an_agent_whose_model_cannot_be_made_takes_no_other_along(tmp_path: Path
 
 
 def test_what_is_driven_in_a_process_of_its_own_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is told to stop after the grace, and has ended, or was ended, before its worker does."""
+    """It is told to stop at once, cut off after the grace, and has ended, or was ended, before its worker does."""
     monkeypatch.setattr("outlast.runtime.worker.ALONE_FROM", 0)
     agent = Agent("a", model=ScriptedModel(["Done."]))
+    told: list[bool] = []
     ended: list[bool] = []
     with Outlast(tmp_path / "o.db", agents=[agent]) as app:
         app.start(agent, "go", run_id="r")
@@ -288,9 +290,11 @@ def test_what_is_driven_in_a_process_of_its_own_is_waited_for(tmp_path: Path, mo
         async def play() -> None:
             begun, ending = asyncio.Event(), asyncio.Event()
 
-            async def alone(lease: Lease) -> None:
+            async def alone(lease: Lease, stopping: asyncio.Event) -> None:
                 begun.set()
                 try:
+                    await stopping.wait()
+                    told.append(True)
                     await asyncio.Event().wait()
                 finally:
                     asyncio.get_running_loop().call_later(0.05, ending.set)
@@ -304,12 +308,116 @@ def test_what_is_driven_in_a_process_of_its_own_is_waited_for(tmp_path: Path, mo
                 raise AssertionError
 
             worker = Worker(
-                app._store, app._keeper, agents=["a"], concurrency=1, grace=timedelta(seconds=-5), lease_s=30, until_idle=False, drive=no_drive,
+                app._store, app._keeper, agents=["a"], concurrency=1, grace=timedelta(seconds=-4.9), lease_s=30, until_idle=False, drive=no_drive,
                 blocking=blocking, satisfies=lambda agent, needs: False, alone=alone)  # fmt: skip
             work = asyncio.ensure_future(worker())
             await asyncio.wait_for(begun.wait(), LIMIT_S)
             work.cancel()
             await asyncio.wait({work}, timeout=LIMIT_S)
-            assert work.cancelled() and ended == [True]
+            assert work.cancelled() and (told, ended) == ([True], [True])
+
+        asyncio.run(play())
+
+
+@pytest.mark.parametrize("stops", [1, 2])
+@pytest.mark.parametrize("during", ["claim", "mark"])
+def test_what_was_claimed_and_not_begun_goes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, during: str, stops: int) -> None:
+    """However often its worker is stopped, and wherever in taking a batch: while it is claimed, while its first run is put aside."""
+    reached, go_on = threading.Event(), threading.Event()
+    good, bad = Agent("good", model=ScriptedModel(["Done."])), Agent("bad", model="nobody:model")
+    with Outlast(tmp_path / "o.db", agents=[good, bad]) as app:
+        app.start(bad, "go", run_id="bad")
+        for n in range(3):
+            app.start(good, "go", run_id=f"good-{n}")
+        does = getattr(app._store, during)
+
+        def slowly(*args: Any, **more: Any) -> Any:
+            done = does(*args, **more) if during == "claim" else None
+            reached.set()
+            happens(go_on)
+            return done if during == "claim" else does(*args, **more)
+
+        async def play() -> None:
+            monkeypatch.setattr(app._store, during, slowly)
+            worker: Any = asyncio.ensure_future(app.work())
+            await asyncio.to_thread(happens, reached)
+            for _ in range(stops):
+                worker.cancel()
+                for _ in range(5):
+                    await asyncio.sleep(0)
+            go_on.set()
+            await asyncio.wait({worker}, timeout=LIMIT_S)
+            assert worker.cancelled()
+            await asyncio.to_thread(until, app, lambda: not any(app._store.head(f"good-{n}").held for n in range(3)))
+
+        asyncio.run(play())
+        assert {(app._store.head(f"good-{n}").lease_owner, app._store.head(f"good-{n}").attempts) for n in range(3)} == {(None, 0)}
+        monkeypatch.undo()
+        app.work_sync(until_idle=True)
+        assert {app.head(f"good-{n}").status for n in range(3)} == {"done"}
+
+
+def test_a_worker_that_fails_drains_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What runs gets the grace, its result is saved, its lease goes back; then the failure is told."""
+    begun, failed = threading.Event(), threading.Event()
+
+    @tool(effect="at_most_once")
+    async def pay() -> str:
+        begun.set()
+        await asyncio.to_thread(happens, failed)
+        return "paid"
+
+    agent = Agent("a", model=ScriptedModel([[use("pay", "A")], "Done."]), tools=[pay])
+    with Outlast(tmp_path / "o.db", agents=[agent]) as app:
+        app.start(agent, "go", run_id="r")
+        parked = app._store.parked
+
+        def fails(*args: Any, **more: Any) -> Any:
+            if begun.is_set():
+                failed.set()
+                raise InvariantViolated("the store is not what it was")
+            return parked(*args, **more)
+
+        with monkeypatch.context() as broken:
+            broken.setattr(app._store, "parked", fails)
+            with pytest.raises(InvariantViolated):
+                app.work_sync(until_idle=True)
+        head = app._store.head("r")
+        assert (head.status, head.lease_owner, head.attempts) == ("running", None, 0)
+        assert [row.kind for row in app.journal("r")][-2:] == ["CallFinished", "MessageAdded"]
+        app.work_sync(until_idle=True)
+        assert_whole(app, "r")
+
+
+def test_a_result_on_its_way_is_filed_where_the_stop_and_the_loss_of_the_lease_meet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saving, go_on = threading.Event(), threading.Event()
+
+    @tool(effect="at_most_once")
+    async def pay() -> str:
+        return "paid"
+
+    agent = Agent("a", model=ScriptedModel([[use("pay", "A")], "Done."]), tools=[pay])
+    with Outlast(tmp_path / "o.db", agents=[agent]) as app:
+        append = app._store.append
+
+        def held(lease: Any, place: Any, batch: Any, **more: Any) -> Any:
+            if any(isinstance(e, CallFinished) for e in batch.entries):
+                saving.set()
+                happens(go_on)
+            return append(lease, place, batch, **more)
+
+        async def play() -> None:
+            monkeypatch.setattr(app._store, "append", held)
+            driving: Any = asyncio.ensure_future(app.run(agent, "go", run_id="r"))
+            await asyncio.to_thread(happens, saving)
+            await asyncio.to_thread(app.cancel, "r", by="priya")
+            driving.cancel()
+            await asyncio.sleep(0)
+            go_on.set()
+            await asyncio.wait({driving}, timeout=LIMIT_S)
+            assert driving.cancelled()
+            await asyncio.to_thread(until, app, lambda: [row.kind for row in app.journal("r")][-1] == "LateResult")
 
         asyncio.run(play())

@@ -3,8 +3,10 @@
 import asyncio
 import os
 import runpy
+import signal
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -182,11 +184,11 @@ def test_a_child_that_hangs_is_ended_and_its_lease_kept_by_nobody(tmp_path: Path
     with app:
         app.start("hangs", "go", run_id="r")
         [lease] = app._store.claim(owner.me(), agents=["hangs"], lease_s=1)
-        drive = app._alone()
+        drive = app._alone(timedelta(0))
         assert drive is not None
 
         async def play() -> None:
-            driving = asyncio.ensure_future(drive(lease))
+            driving = asyncio.ensure_future(drive(lease, asyncio.Event()))
             child = tmp_path / "child"
             await asyncio.to_thread(until, app, lambda: child.exists() and child.read_text() != "")
             if how == "import":
@@ -198,3 +200,70 @@ def test_a_child_that_hangs_is_ended_and_its_lease_kept_by_nobody(tmp_path: Path
         assert not Path(f"/proc/{child}").exists() or "State:\tZ" in Path(f"/proc/{child}/status").read_text()
         assert app._keeper.held() == 0
         assert app._store.head("r").fence == (1 if how == "import" else 2)
+
+
+LASTS = '''
+import os, sys
+from pathlib import Path
+from time import sleep
+from outlast import Agent, Outlast, tool
+from outlast.models import ScriptedModel
+from outlast.runtime.drive import Drive
+
+here = Path(__file__).parent
+drain = Drive.drain
+
+def drains(self, grace):
+    (here / "drained").write_text(str(grace.total_seconds()))
+    drain(self, grace)
+
+if sys.argv[0] == "-c":
+    Drive.drain = drains
+
+@tool(effect="idempotent")
+def count() -> str:
+    """Count; it kills its worker twice, and then it lasts until it is told that its worker stops."""
+    with open(here / "begun", "a") as f:
+        f.write("x")
+    if (here / "begun").stat().st_size <= 2:
+        os._exit(137)
+    for _ in range(2000):
+        if (here / "drained").exists():
+            return "counted"
+        sleep(0.01)
+    return "nobody said so"
+
+def again(messages):
+    return [{"type": "tool_use", "id": f"toolu_{len(messages)}", "name": "count", "input": {}}]
+
+agent = Agent("lasts", model=ScriptedModel([again] * 50), tools=[count])
+app = Outlast(here / "poison.db", agents=[agent])
+'''
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_a_child_begins_nothing_new_once_its_worker_stops(tmp_path: Path, signum: signal.Signals) -> None:
+    """Its call gets the grace and is saved, the lease goes back: when its worker is told to end, and when it died."""
+    (tmp_path / "program.py").write_text(LASTS)
+    with Outlast(tmp_path / "poison.db") as app:
+        app.start("lasts", "go", run_id="r")
+        assert [work(tmp_path) for _ in range(2)] == [137, 137]
+        worker = subprocess.Popen(
+            [sys.executable, "-m", "outlast", "worker", "program", "--grace", "19s"],
+            cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)}, process_group=0)  # fmt: skip
+        try:
+            until(app, lambda: (tmp_path / "begun").stat().st_size == 3)
+            if signum is signal.SIGINT:  # as a terminal does: to both
+                os.killpg(worker.pid, signum)
+            else:
+                worker.send_signal(signum)
+            until(app, lambda: app._store.head("r").lease_owner is None)
+            assert worker.wait(30) == (-signal.SIGKILL if signum is signal.SIGKILL else 0)
+        finally:
+            worker.kill()
+            worker.wait()
+        head = app._store.head("r")
+        assert (head.status, head.attempts, head.model_calls) == ("running", 0, 1)
+        assert [row.kind for row in app.journal("r")][-2:] == ["CallFinished", "MessageAdded"]
+    assert (tmp_path / "begun").stat().st_size == 3
+    assert (tmp_path / "drained").read_text() == "19.0"

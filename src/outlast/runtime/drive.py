@@ -662,8 +662,9 @@ class Drive:
             try:
                 self._raise_if_lost()
                 saved = await self._blocking(lambda: self.writer.save(facts, tuple(self.tasks), draining=self.draining))
-            except LeaseLost:
-                self._file_late(held)
+            except (LeaseLost, asyncio.CancelledError) as e:
+                if isinstance(e, LeaseLost) or isinstance(e.__cause__, LeaseLost):
+                    self._file_late(held)
                 raise
         self.keeper.update(self.writer.lease)
         self._tell_heard()
@@ -713,12 +714,15 @@ class Drive:
             raise LeaseLost(f"run {self.run.id} is held by somebody else now", run_id=self.run.id)
 
     async def _blocking(self, f: Callable[..., T], *args: Any) -> T:
-        """Run a store call in a thread. A cancelled waiter's call still counts as made: it is waited for, however often we are cancelled."""
+        """Run a store call in a thread. A cancelled waiter's call still counts as made: it is waited for, however often we are cancelled.
+
+        What it raised then is the cancellation's cause.
+        """
         loop = asyncio.get_running_loop()
         future = loop.run_in_executor(self.threads, contextvars.copy_context().run, f, *args)
         try:
             return await asyncio.shield(future)
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as stop:
             giving_up = loop.call_later(GIVE_UP_S, self.writer.stopped.set) if self.drained_at is None else None  # else its worker does
             while not future.done():
                 try:
@@ -727,8 +731,8 @@ class Drive:
                     self.writer.stopped.set()
             if giving_up is not None:
                 giving_up.cancel()
-            if not future.cancelled():
-                future.exception()  # heard: whoever stopped us asks no more what came of it, and asyncio would log it as lost
+            if not future.cancelled():  # heard, or asyncio would log it as lost
+                stop.__cause__ = future.exception()
             raise
 
 

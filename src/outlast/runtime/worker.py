@@ -33,13 +33,15 @@ REAP_S = 2.0  # how often dead processes' leases are looked for
 SOON = timedelta(seconds=60)  # `until_idle` waits for a timer that is at most so far away
 TRY_AGAIN_S = 300.0  # a need that cannot be judged ahead (does an `upgrade` work?): how often it is tried
 ALONE_END_S = 15.0  # for a process that drives one run to end when it is told to; longer than it gets before it is killed
+CUT_S = 3.0  # for what is cut off after the grace to give its lease back
 ALONE_FROM = 2  # attempts: from the second on a run is driven alone
 
 
 class Worker:
     """Args:
     drive: makes the Drive of a lease.
-    alone: drives a lease in a process of its own; None: not possible here, it is driven like the others.
+    alone: drives a lease in a process of its own, which begins nothing new once the event is set; None: not possible here, it is driven
+        like the others.
     satisfies: (agent, needs) of a parked run -> does this code have it?
     """
 
@@ -56,14 +58,17 @@ class Worker:
         drive: Callable[[base.Lease], Drive],
         blocking: Callable[..., Awaitable[Any]],
         satisfies: Callable[[str, str], bool],
-        alone: Callable[[base.Lease], Awaitable[None]] | None = None,
+        alone: Callable[[base.Lease, asyncio.Event], Awaitable[None]] | None = None,
         sweep: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self.store, self.keeper, self.agents, self.concurrency, self.grace = store, keeper, list(agents), concurrency, grace
         self.lease_s, self.until_idle, self.drive, self.blocking = lease_s, until_idle, drive, blocking
         self.satisfies, self.alone, self.sweep = satisfies, alone, sweep
         self.running: dict[asyncio.Task[None], Drive | None] = {}
+        self.claim: asyncio.Future[Sequence[base.Lease]] | None = None  # under way, or what it took is not all begun yet
+        self.taken: list[base.Lease] = []  # of it: not begun yet
         self.changed = asyncio.Event()
+        self.stopping = asyncio.Event()
         self.reaped_at = 0.0
         self.failed: dict[tuple[str, str], float] = {}  # needs that this code has and that still were not enough, and when
         self.unfit: dict[str, OutlastError] = {}  # agents whose model cannot be made here, and why
@@ -80,16 +85,13 @@ class Worker:
                 if self.until_idle and not self.running and await self._idle():
                     return
                 await self._pause()
-        except asyncio.CancelledError:
+        except (Exception, asyncio.CancelledError):  # whatever ends this loop, what it took is driven to a good place and goes back
             await self._drain()
             raise
         finally:
             watcher.cancel()
-            self.keeper_done()
-
-    def keeper_done(self) -> None:
-        for task in self.running:
-            task.cancel()
+            for task in self.running:
+                task.cancel()
 
     # ---- finding work -------------------------------------------------------------------------------------------------------
 
@@ -104,24 +106,27 @@ class Worker:
                     await self.blocking(self.store.reap)
             parked = await self.blocking(lambda: self.store.parked(agents=self.agents))
             needs = [x for x in parked if monotonic() - self.failed.get(x, float("-inf")) >= TRY_AGAIN_S and self.satisfies(*x)]
-            leases = await self._claim(free, needs)
+            await self._claim(free, needs)
             self.ready = True
         except StoreError as e:
             self.ready = False
             self._lost_store()
             log.warning("no work could be taken: %s", e)
             return
-        for n, lease in enumerate(leases):
+        nothing_to_do: OutlastError | None = None
+        while self.taken:
+            lease = self.taken[0]
             point("claim.after")
             try:
                 self._begin(lease)
                 self.unfit.pop(lease.agent, None)
             except OutlastError as e:
                 await self._leave(lease, e)
-                if len(self.unfit) == len(self.agents):  # nothing is left to work for
-                    for other in leases[n + 1 :]:
-                        await self._leave(other, e)
-                    raise
+                if len(self.unfit) == len(self.agents):
+                    nothing_to_do = e
+            del self.taken[0]
+        if nothing_to_do is not None:
+            raise nothing_to_do
 
     def _lost_store(self) -> None:
         self.lost_at = monotonic()
@@ -144,25 +149,17 @@ class Worker:
         with contextlib.suppress(StoreError):  # else its lease runs out
             await self.blocking(lambda: self.store.mark(lease, head))
 
-    async def _claim(self, limit: int, needs: Sequence[tuple[str, str]]) -> Sequence[base.Lease]:
-        """A claim under way when the worker is stopped counts as made: what it took is given back at once."""
-        claim = asyncio.ensure_future(self.blocking(
+    async def _claim(self, limit: int, needs: Sequence[tuple[str, str]]) -> None:
+        """A claim under way when the worker is stopped counts as made: `_drain` gives back what it takes."""
+        self.claim = asyncio.ensure_future(self.blocking(
             lambda: self.store.claim(
                 owner.me(), agents=self.agents, limit=limit, lease_s=self.lease_s, needs=needs, over=self._may_take_over())))  # fmt: skip
-        try:
-            return await asyncio.shield(claim)
-        except asyncio.CancelledError:
-            self._stop_driving()  # now: what runs would begin new things for as long as the claim takes
-            await asyncio.wait({claim})
-            if not claim.cancelled() and claim.exception() is None:
-                for lease in claim.result():
-                    with contextlib.suppress(StoreError):  # its lease runs out
-                        await self.blocking(lambda lease=lease: self.store.release(lease))
-            raise
+        self.taken = list(await asyncio.shield(self.claim))
+        self.claim = None
 
     def _begin(self, lease: base.Lease) -> None:
         if ALONE_FROM <= lease.attempts < POISON and self.alone is not None:
-            task = asyncio.ensure_future(self.alone(lease))
+            task = asyncio.ensure_future(self.alone(lease, self.stopping))
             self.running[task] = None
         else:
             drive = self.drive(lease)
@@ -236,23 +233,30 @@ class Worker:
 
     # ---- stopping -------------------------------------------------------------------------------------------------------------
 
-    def _stop_driving(self) -> None:
-        for drive in self.running.values():
-            if drive is not None and drive.drained_at is None:  # the grace begins once
-                drive.drain(self.grace)
-
     async def _drain(self) -> None:
-        """No new claims; what runs gets the grace time, results that come in are saved, leases go back at once."""
+        """No new claims; what runs begins nothing new and gets the grace time, what comes in is saved, leases go back at once."""
         if self.running:
             log.info("stopping: %d running get %s s", len(self.running), self.grace.total_seconds())
-        self._stop_driving()
-        if self.running:
-            await asyncio.wait(list(self.running), timeout=self.grace.total_seconds() + 5)
+        self.stopping.set()
+        for drive in self.running.values():
+            if drive is not None:
+                drive.drain(self.grace)
+        giving_back = asyncio.ensure_future(self._give_back_unbegun())
+        await asyncio.wait({giving_back, *self.running}, timeout=self.grace.total_seconds() + 5)
         for drive in self.running.values():
             if drive is not None:  # the store takes nothing any more: what is begun and unsaved is in doubt, and this process may end
                 drive.writer.stopped.set()
         alone = [task for task, drive in self.running.items() if drive is None]
-        for task in alone:
+        for task in self.running:
             task.cancel()
-        if alone:
-            await asyncio.wait(alone, timeout=ALONE_END_S)
+        if self.running:
+            await asyncio.wait(list(self.running), timeout=ALONE_END_S if alone else CUT_S)
+
+    async def _give_back_unbegun(self) -> None:
+        if self.claim is not None:
+            await asyncio.wait({self.claim})
+            if not self.claim.cancelled() and self.claim.exception() is None:
+                self.taken = list(self.claim.result())
+        for lease in self.taken:
+            with contextlib.suppress(StoreError):  # given back already by what was stopped on its way, or it runs out
+                await self.blocking(lambda lease=lease: self.store.release(lease))
