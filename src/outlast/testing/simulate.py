@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import os
+import re
 import signal
 import sys
 from collections import Counter
@@ -24,6 +25,7 @@ from outlast.runtime.crashpoints import POINTS
 from outlast.testing.simulation.loop import Livelock
 from outlast.testing.simulation.schedule import EVENTS, WINDOWS, Broken, Schedule, quiet
 
+SEEDS = 1000
 SWEEP_EVERY = 100  # schedules between two collections of what dead processes left
 SHRINK_TRIES = 400
 ENOUGH = 5000  # schedules from which on everything below must have been reached
@@ -43,6 +45,7 @@ ENOUGH_FOR_PAIRS = 50_000  # and these
 MUST_MEET = (*combinations(EVENTS, 2), *product(EVENTS, WINDOWS))
 RAREST = 12
 TELL_EVERY_S = 60.0
+INTERRUPTED = 130  # as a shell says it of Ctrl-C
 
 
 @dataclass
@@ -62,6 +65,7 @@ class Result:
     reached: Counter[str] = field(default_factory=Counter)
     pairs: Counter[tuple[str, str]] = field(default_factory=Counter)
     found: Found | None = None
+    interrupted: bool = False
 
     def add(self, other: Result) -> None:
         self.schedules += other.schedules
@@ -92,25 +96,28 @@ def play(seed: int, choices: Mapping[int, int] | None = None) -> tuple[Schedule,
 
 
 def run(seeds: Sequence[int], until: float = float("inf")) -> Result:
-    """Play them until one breaks something or the time is over."""
+    """Play them until one breaks something, the time is over, or Ctrl-C comes."""
     result = Result()
     with quiet() as sweep:
-        for n, seed in enumerate(seeds):
-            schedule, why = play(seed)
-            result.schedules += 1
-            result.steps += schedule.loop.steps
-            result.virtual_s += schedule.loop.now
-            result.reached.update(schedule.reached)
-            result.pairs.update(schedule.pairs)
-            made = dict(schedule.choices.made)
-            del schedule  # with all that its dead processes left
-            if why is not None:
-                result.found = Found(seed, why, made)
-                break
-            if n % SWEEP_EVERY == SWEEP_EVERY - 1:
-                sweep()
-            if monotonic() >= until:
-                break
+        try:
+            for n, seed in enumerate(seeds):
+                schedule, why = play(seed)
+                result.schedules += 1
+                result.steps += schedule.loop.steps
+                result.virtual_s += schedule.loop.now
+                result.reached.update(schedule.reached)
+                result.pairs.update(schedule.pairs)
+                made = dict(schedule.choices.made)
+                del schedule  # with all that its dead processes left
+                if why is not None:
+                    result.found = Found(seed, why, made)
+                    break
+                if n % SWEEP_EVERY == SWEEP_EVERY - 1:
+                    sweep()
+                if monotonic() >= until:
+                    break
+        except KeyboardInterrupt:
+            result.interrupted = True
     return result
 
 
@@ -141,6 +148,10 @@ def command(found: Found) -> str:
     return f"python -m outlast.testing.simulate --only {found.seed} --choices {choices}"
 
 
+def _left_to_the_parent() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 def _part(arguments: tuple[Sequence[int], float]) -> Result:
     return run(*arguments)
 
@@ -153,7 +164,7 @@ def run_many(first: int, seeds: int, *, minutes: float | None, processes: int) -
     chunk = min(200, max(seeds // (4 * processes), 1))
     parts = [(range(at, min(at + chunk, first + seeds)), until) for at in range(first, first + seeds, chunk)]
     total, told = Result(), monotonic()
-    with multiprocessing.get_context("spawn").Pool(processes, signal.signal, (signal.SIGINT, signal.SIG_IGN)) as pool:
+    with multiprocessing.get_context("spawn").Pool(processes, _left_to_the_parent) as pool:
         try:
             for part in pool.imap_unordered(_part, parts):
                 total.add(part)
@@ -163,12 +174,12 @@ def run_many(first: int, seeds: int, *, minutes: float | None, processes: int) -
                     told = monotonic()
                     sys.stderr.write(f"{total.schedules} schedules so far\n")
         except KeyboardInterrupt:
-            sys.stderr.write("interrupted: what follows is about those that were played\n")
+            total.interrupted = True
         pool.terminate()
     return total
 
 
-def _report(result: Result, first: int, seconds: float, *, as_found: bool) -> int:
+def _report(result: Result, first: int, seconds: float, *, wanted: int, as_found: bool) -> int:
     days = result.virtual_s / 86400
     say(f"{result.schedules} schedules from seed {first}: {result.steps} steps, {days:.1f} simulated days in {seconds:.0f} s")
     if result.found is not None:
@@ -186,10 +197,14 @@ def _report(result: Result, first: int, seconds: float, *, as_found: bool) -> in
     say(f"{sum(result.pairs[pair] > 0 for pair in MUST_MEET)} of {len(MUST_MEET)} pairs were met; the rarest:")
     for pair in rarest:
         say(f"  {result.pairs[pair]:8} {' / '.join(pair)}")
+    if result.interrupted:
+        say(f"interrupted after {result.schedules} schedules: nothing broke in those")
+        return INTERRUPTED
     if result.unreached:
         say("never reached: " + "; ".join(result.unreached))
-        return 1
-    return 0
+    if result.schedules < wanted:
+        say(f"only {result.schedules} of {wanted} schedules were played: the time was over")
+    return 1 if result.unreached or result.schedules < wanted else 0
 
 
 def say(*lines: str) -> None:
@@ -197,28 +212,43 @@ def say(*lines: str) -> None:
     sys.stdout.flush()
 
 
+def _at_least_1(given: str) -> int:
+    if (value := int(given)) < 1:
+        raise argparse.ArgumentTypeError(f"{given} is not 1 or more")
+    return value
+
+
+def _choices(given: str) -> dict[int, int]:
+    found = [(int(at), int(value)) for at, value in re.findall(r"(\d+):(\d+)", given)]
+    if given not in ("none", ",".join(f"{at}:{value}" for at, value in found)):
+        raise argparse.ArgumentTypeError(f"{given!r:.60} is not AT:VALUE,…, as a finding's command has it")
+    return dict(found)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m outlast.testing.simulate", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--seeds", type=int, default=1000, help="how many; default 1000")
+    parser.add_argument("--seeds", type=_at_least_1, help=f"how many; default {SEEDS}")
     parser.add_argument("--first", type=int, default=0, help="the first one; default 0")
-    parser.add_argument("--minutes", type=float, help="stop after so long")
-    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="default: one for each core")
+    parser.add_argument("--minutes", type=float, help="stop after so long; fewer than --seeds then is an error")
+    parser.add_argument("--processes", type=_at_least_1, default=os.cpu_count() or 1, help="default: one for each core")
     parser.add_argument("--as-found", action="store_true", help="do not cut down what is found")
     parser.add_argument("--only", type=int, metavar="SEED", help="one schedule")
-    parser.add_argument("--choices", help="its choices, AT:VALUE,…; or none")
+    parser.add_argument("--choices", type=_choices, help="its choices, AT:VALUE,…; or none")
     args = parser.parse_args(argv)
+    if args.choices is not None and args.only is None:
+        parser.error("--choices are those of one schedule: --only SEED is missing")
     if args.only is not None:
-        choices = None
-        if args.choices is not None:
-            choices = {int(at): int(value) for at, _, value in (x.partition(":") for x in args.choices.split(",") if ":" in x)}
         with quiet():
-            schedule, why = play(args.only, choices)
+            schedule, why = play(args.only, args.choices)
         say(f"seed {args.only}: {schedule.loop.steps} steps, trace {schedule.loop.trace}", why or "nothing broke")
         return 1 if why else 0
     began = monotonic()
-    result = run_many(args.first, args.seeds, minutes=args.minutes, processes=max(args.processes, 1))
-    return _report(result, args.first, monotonic() - began, as_found=args.as_found)
+    seeds = args.seeds if args.seeds is not None else SEEDS
+    result = run_many(args.first, seeds, minutes=args.minutes, processes=args.processes)
+    wanted = args.seeds or 0  # with --minutes alone: as many as there is time for
+    return _report(result, args.first, monotonic() - began, wanted=wanted, as_found=args.as_found)
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C: with its processes
     sys.exit(main())

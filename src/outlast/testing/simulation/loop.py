@@ -42,14 +42,20 @@ class Process:
     faulty: bool = False  # may die and be paused
     dead: bool = False
     paused_until: float = 0.0
-    inside: list[str] = field(default_factory=list)  # the windows that it is in
-    acting: int = 0  # calls between the last look at the clock and the act: one instant, as far as anybody can tell
+    inside: list[str] = field(default_factory=list)  # the windows that it is in: its calls to the outside that are in flight
+    unsaved: set[tuple[object, str | None]] = field(default_factory=set)  # what came of them, and is not saved
+    acting: set[asyncio.Future[Any]] = field(default_factory=set)  # calls between the last look at the clock and the act
     ready: deque[Step] = field(default_factory=deque)
 
     @property
     def owner(self) -> str:
         """As `stores.owner` writes it: another incarnation is another start."""
         return f"sim/boot/ns/{self.name}/{self.born}"
+
+    def acts(self) -> bool:
+        """Is one of its calls about to act? One instant, as far as anybody can tell. (Some are cancelled before their first line.)"""
+        self.acting = {call for call in self.acting if not call.done()}
+        return bool(self.acting)
 
 
 class Step:
@@ -72,6 +78,8 @@ class Step:
 
 WORLD = Process("world")
 PROCESS: ContextVar[Process] = ContextVar("process", default=WORLD)
+LEASE: ContextVar[object] = ContextVar("lease", default=None)  # which one whatever runs here is driven under
+ACT: ContextVar[Any] = ContextVar("act", default=None)  # the call that a tool's first line belongs to
 
 
 class Choices:
@@ -141,7 +149,7 @@ class Loop(asyncio.BaseEventLoop):
             self._advance()
             self._sort()
         process = self._able[self.choices.pick(len(self._able)) if len(self._able) > 1 else 0]
-        if process.faulty and not process.acting and (pause := self._pause(process)):
+        if process.faulty and not (process.acting and process.acts()) and (pause := self._pause(process)):
             process.paused_until = self.now + pause
             self._able.remove(process)
             self._sleeping.append(process)
@@ -264,6 +272,12 @@ class Loop(asyncio.BaseEventLoop):
 
         timer = self.call_later(timeout, once)
         self._waiters.append((PROCESS.get(), once, for_work))
+
+    async def change(self, at_most: float) -> None:
+        """Until something is committed, or the time is over."""
+        heard = self.create_future()
+        self.on_change(lambda: None if heard.done() else heard.set_result(None), at_most)
+        await heard
 
     def changed(self, *, work: bool) -> None:
         """Something was committed: whoever watches the store hears of it, in its own process, sooner or later."""

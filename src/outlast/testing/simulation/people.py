@@ -72,10 +72,10 @@ class People:
 
     async def _judge(self, gate: Gate) -> None:
         sim = self.sim
-        odd = sim.choices.pick(7, sim.mood.oddities)
+        odd = sim.choices.pick(9, sim.mood.oddities)
         if odd == 0:
             await self._decide(gate, approved=True)
-        elif odd == 1:
+        elif odd in (1, 7, 8):  # or a no would hardly ever meet what is rare too
             await self._decide(gate, approved=False)
         elif odd == 2 and gate.kind == "approval":
             await self._decide(gate, approved=True, args={"text": f"{gate.args['text']} edited"})
@@ -168,7 +168,7 @@ class People:
         elif sim.choices.chance(sim.mood.texts / 3):
             await self._again(lambda: self._refusable(lambda: app.send(run_id, "hurry up", by="ada")))
             sim.see("a text was sent")
-        elif sim.choices.chance(sim.mood.oddities / 2) and app.head(run_id).status in ("failed", "cancelled"):
+        elif sim.choices.chance(sim.mood.oddities) and app.head(run_id).status in ("failed", "cancelled"):
             await self._again(lambda: self._refusable(lambda: app.retry(run_id, by="ada")))
             sim.see("a run was retried")
 

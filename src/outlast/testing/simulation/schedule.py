@@ -27,6 +27,7 @@ from typing import Any
 
 import apsw
 
+from outlast import app
 from outlast.app import Outlast
 from outlast.core import run as r
 from outlast.errors import CommitUnknown, LeaseLost, StoreError
@@ -40,9 +41,9 @@ from outlast.stores.sqlite.failures import speaking
 from outlast.stores.sqlite.group import Writer
 from outlast.stores.sqlite.store import SQLiteStore
 from outlast.testing.simulation import oracles, world
-from outlast.testing.simulation.loop import PROCESS, WORLD, Change, Choices, Crash, Loop, Process
+from outlast.testing.simulation.loop import ACT, LEASE, PROCESS, WORLD, Change, Choices, Crash, Loop, Process
 from outlast.testing.simulation.people import People
-from outlast.testing.simulation.world import NAMES, Receivers, make_agents
+from outlast.testing.simulation.world import CHECK, MODEL, NAMES, TOOL, Receivers, make_agents
 
 START = datetime(2026, 3, 2, 9, tzinfo=UTC)
 FAULTY_S, CALM_S, TAIL_S = 120.0, 4000.0, 40.0  # virtual seconds; the last: longer than any store call and any wire takes
@@ -60,12 +61,11 @@ EVENTS = (
     "the clock was set back", "the clock was set forward", "a run was cancelled", "a text was sent", "a run was retried", "a worker was drained",
     "somebody said approved", "somebody said rejected", "an event was delivered", "a zombie's append was refused", "an append was behind",
 )  # fmt: skip
-OF_POINT = {"model": "the model is asked", "tool": "a tool runs", "check": "a check looks"}
 UNSAVED = "a result is not saved"
 OF_STATUS = {
     "waiting_for_approval": "a person is asked", "waiting_for_verification": "a call is in doubt", "waiting_for_timer": "a timer runs",
     "waiting_for_event": "an event is awaited"}  # fmt: skip
-WINDOWS = (*OF_POINT.values(), UNSAVED, *OF_STATUS.values(), "a request is on the wire", "somebody is paused", "a death is not noticed")
+WINDOWS = (MODEL, TOOL, CHECK, UNSAVED, *OF_STATUS.values(), "a request is on the wire", "somebody is paused", "a death is not noticed")
 
 
 class Broken(AssertionError):
@@ -138,6 +138,7 @@ class Store(SQLiteStore):
         self.sim = sim
         self._db = _empty()
         self._parked: tuple[Any, list[tuple[str, str]]] = None, []
+        self._written: tuple[base.Lease, Sequence[r.Entry]] | None = None  # by the append that is under way
         self._files = Connection(self.path, read_only=False, busy_s=10, point=crashpoints.point, committed=self._committed)
         self._files._writer = Writer(self._db, self.path, busy_s=10, point=crashpoints.point, committed=self._committed)
 
@@ -155,7 +156,23 @@ class Store(SQLiteStore):
 
     def _committed(self) -> None:
         super()._committed()
+        if self._written is not None:
+            self.sim.saved(*self._written)
         self.sim.committed()
+
+    def _write(self, db: apsw.Connection, ready: Any) -> None:
+        super()._write(db, ready)
+        self._written = ready.lease, ready.batch.entries
+
+    @contextmanager
+    def _appends(self) -> Iterator[None]:
+        try:
+            yield
+        except LeaseLost:
+            self.sim.see("a zombie's append was refused")
+            raise
+        finally:
+            self._written = None
 
     def parked(self, *, agents: Sequence[str], driver: str = base.BUILT_IN) -> list[tuple[str, str]]:
         """It depends on what is stored alone, and every look of a worker asks: one answer between two commits."""
@@ -166,17 +183,12 @@ class Store(SQLiteStore):
 
     def append(self, lease: base.Lease, place: base.Place, batch: base.Batch, *, now: datetime) -> base.Appended | base.Behind:
         sim = self.sim
-        if sim.choices.chance(sim.mood.store):
-            sim.see("a store error")
-            raise StoreError("simulated: disk full")
+        self._may_fail()
         for entry in batch.entries:
             if isinstance(entry, r.CallStarted):
                 sim.intended[lease.run_id, entry.call_id] = sim.loop.now
-        try:
+        with self._appends():
             answer = super().append(lease, place, batch, now=now)
-        except LeaseLost:
-            sim.see("a zombie's append was refused")
-            raise
         if isinstance(answer, base.Behind):
             sim.see("an append was behind")
         else:
@@ -184,14 +196,20 @@ class Store(SQLiteStore):
         return answer
 
     def append_locked(self, lease: base.Lease, place: base.Place, plan: Any, *, now: datetime) -> Any:
-        try:
+        with self._appends():
             answer = super().append_locked(lease, place, plan, now=now)
-        except LeaseLost:
-            self.sim.see("a zombie's append was refused")
-            raise
         self.sim.see("an append under the lock")
         self.sim.acknowledged(lease, answer[0].place)
         return answer
+
+    def renew(self, leases: Sequence[base.Lease], *, lease_s: float = 30) -> list[base.Renewed]:
+        self._may_fail()
+        return super().renew(leases, lease_s=lease_s)
+
+    def _may_fail(self) -> None:
+        if self.sim.choices.chance(self.sim.mood.store):
+            self.sim.see("a store error")
+            raise StoreError("simulated: disk full")
 
 
 @contextmanager
@@ -207,35 +225,50 @@ def _beside() -> Iterator[None]:
 class LoopKeeper(Keeper):
     """Keeps leases on the loop of the schedule: the same rounds as the thread, in the process that holds them."""
 
+    _task: asyncio.Task[None] | None = None
+
     def add(self, lease: base.Lease, news: Callable[[base.Renewed], None]) -> None:
-        begins = not self._held
+        LEASE.set((lease.run_no, lease.nonce))  # of the drive that asks for it, and of all that it begins
         self._held[lease.run_no, lease.nonce] = _Held(lease, news)
-        if begins:
+        if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._rounds())
+
+    def remove(self, lease: base.Lease) -> None:
+        super().remove(lease)
+        process = PROCESS.get()
+        process.unsaved = {(of, call_id) for of, call_id in process.unsaved if of != (lease.run_no, lease.nonce)}
 
     def close(self) -> None:
         self._held.clear()
 
     async def _rounds(self) -> None:
-        loop = asyncio.get_running_loop()
+        loop, seen = asyncio.get_running_loop(), None
         assert isinstance(loop, Loop)
         renew_at = loop.now + self.lease_s / 3
-        while self._held:
+        while True:
             held = dict(self._held)
+            if not held:
+                await asyncio.sleep(LOOK_S)
+                renew_at = min(renew_at, loop.now + self.lease_s / 3)
+                if not self._held:
+                    return
+                continue
             try:
                 if loop.now >= renew_at:
                     renew_at = loop.now + self.lease_s / 3
                     with _beside():
                         found = self.store.renew([h.lease for h in held.values()], lease_s=self.lease_s)
                 else:
-                    heard = loop.create_future()
-                    loop.on_change(lambda heard=heard: None if heard.done() else heard.set_result(None), renew_at - loop.now)  # type: ignore[misc]  # a default binds it
-                    await heard
-                    await asyncio.sleep(LOOK_S)
+                    if seen == self.store.wait_for_change(None, 0):
+                        await loop.change(renew_at - loop.now)
+                    seen = self.store.wait_for_change(None, 0)
                     found = self.store.peek([h.lease for h in held.values()])
+                    await asyncio.sleep(LOOK_S)
             except StoreError:
                 self.lost_at = loop.now
-                await asyncio.sleep(1.0)
+                pause = min(1.0, self.lease_s / 10)
+                renew_at = loop.now + pause
+                await asyncio.sleep(pause)
                 continue
             for one, renewed in zip(held.values(), found, strict=True):
                 one.news(renewed)
@@ -278,7 +311,7 @@ class Schedule:
         self.skew = timedelta(0)
         self.deaths = self.pauses = self.interruptions = 0
         self.orderly = 0  # drains and cancels: a model call under way is given up, and nothing is lost unseen
-        self.fences: dict[int, int] = {}
+        self.fences: dict[int, tuple[int, str | None]] = {}  # run_no -> fence and nonce
         self.people: People
         self.over = False
         self.processes: dict[str, Process] = {}
@@ -323,19 +356,11 @@ class Schedule:
         if process.dead:
             raise Crash(name)
         self.loop.note(name, process.name)
-        kind, _, side = what.partition(".")
-        if kind in OF_POINT:
-            if side == "before":
-                process.inside.append(OF_POINT[kind])
-            elif OF_POINT[kind] in process.inside:
-                process.inside.remove(OF_POINT[kind])
-                process.inside.append(UNSAVED)
-        elif what == "commit.after" and UNSAVED in process.inside:
-            process.inside.remove(UNSAVED)
-        elif what == "claim.after":
+        if what == "claim.after":
             self.unnoticed = 0
-        if what == "tool.before":
-            process.acting += 1
+        elif what == "tool.before" and (call := asyncio.current_task()) is not None:
+            ACT.set(call)
+            process.acting.add(call)
         if process.faulty and self.deaths < MAX_DEATHS and self.choices.chance(self.mood.crash * (4 if what in RARE else 1)):
             self.reached[f"died at {what}"] += 1
             self.see("a death")
@@ -354,7 +379,10 @@ class Schedule:
             self.pairs.update((what, window) for window in self._windows())
 
     def _windows(self) -> set[str]:
-        found = {window for process in self.processes.values() if not process.dead for window in process.inside}
+        living = [process for process in self.processes.values() if not process.dead]
+        found = {window for process in living for window in process.inside}
+        if any(process.unsaved for process in living):
+            found.add(UNSAVED)
         found.update(window for status, window in OF_STATUS.items() if status in self.statuses.values())
         if self.receivers.under_way:
             found.add("a request is on the wire")
@@ -412,10 +440,14 @@ class Schedule:
         if place.digest:
             self.acked[lease.run_no] = max(self.acked.get(lease.run_no, (0, b"")), (place.entries, place.digest))
 
+    @staticmethod
+    def saved(lease: base.Lease, entries: Sequence[r.Entry]) -> None:
+        """An append of a holder stands."""
+        PROCESS.get().unsaved -= {((lease.run_no, lease.nonce), getattr(entry, "call_id", None)) for entry in entries}
+
     def begins(self, ctx: Any, args: dict[str, Any]) -> None:
         """A tool's first line."""
-        process = PROCESS.get()
-        process.acting = max(process.acting - 1, 0)
+        PROCESS.get().acting.discard(ACT.get())
         oracles.may_begin(self, ctx, args)
 
     def check_pairs(self, messages: Any) -> None:
@@ -538,9 +570,7 @@ class Schedule:
 
     async def news(self, at_most: float) -> None:
         """Until something is committed, or the time is over."""
-        heard: asyncio.Future[None] = self.loop.create_future()
-        self.loop.on_change(lambda: None if heard.done() else heard.set_result(None), at_most)
-        await heard
+        await self.loop.change(at_most)
 
     async def _run_worker_safely(self, name: str) -> None:
         await self._keep_worker(name)
@@ -579,6 +609,19 @@ class _Stop:
         return self._set
 
 
+class _Log(logging.LoggerAdapter[logging.Logger]):
+    """What is caught and told as a bug of ours comes out of the schedule. (What a dead process left may raise when it is thrown away.)"""
+
+    def __init__(self, logger: logging.Logger, sim: Schedule) -> None:
+        super().__init__(logger)
+        self._sim = sim
+
+    def log(self, level: int, msg: object, *args: object, exc_info: Any = None, **about: Any) -> None:
+        super().log(level, msg, *args, exc_info=exc_info, **about)
+        if (exc_info or "ended badly" in str(msg)) and asyncio._get_running_loop() is not None:
+            self._sim.broken("I30", f"{str(msg) % args}{f': {sys.exc_info()[1]!r}' if exc_info else ''}")
+
+
 def _read_once() -> Callable[..., r.Entry]:
     """`from_row` that reads the same row once in a schedule: entries are values, whoever reads them."""
     read = r.from_row
@@ -608,7 +651,7 @@ def _simulated(sim: Schedule) -> Iterator[None]:
         (drive, "monotonic", sim.loop.time), (worker, "monotonic", sim.loop.time), (worker, "IDLE_S", LOOK_AGAIN_S), (writer, "Stop", _Stop),
         (notices, "LOOK_S", 600.0), (rows, "from_row", _read_once()),
     ]  # fmt: skip
-    patches.append((world, "playing", sim))
+    patches += [(world, "playing", sim), (worker, "log", _Log(worker.log, sim)), (app, "log", _Log(app.log, sim))]
     before = [(module, name, getattr(module, name)) for module, name, _ in patches]
     random.seed(sim.seed)
     for module, name, value in patches:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cache
@@ -19,6 +20,7 @@ from outlast.agent import Agent, Limits
 from outlast.errors import ModelError, ToolFailed
 from outlast.gates import approval
 from outlast.models.base import ModelRequest
+from outlast.testing.simulation.loop import LEASE, PROCESS
 from outlast.tools import Outcome, Retry, Tool, ToolContext, Wait, tool
 
 if TYPE_CHECKING:
@@ -27,11 +29,28 @@ if TYPE_CHECKING:
 TIMEOUT = timedelta(seconds=20)
 KEY_TTL = timedelta(seconds=60)
 REMEMBERS = timedelta(seconds=60 + 40)  # KEY_TTL, and the time that an attempt begun before it may take
-NAMES = ("look", "mail", "forgetful", "reply", "reply", "pay", "ring", "refund", "refund", "await_word", "ask")
+NAMES = ("look", "mail", "forgetful", "reply", "reply", "pay", "pay", "ring", "refund", "refund", "await_word", "ask")
 playing: Any = None  # the Schedule that is being played
 ONCE = ("pay", "ring", "refund")
 KEYED = ("mail", "forgetful", "reply")
 GATED = ("reply", "refund")
+MODEL, TOOL, CHECK = "the model is asked", "a tool runs", "a check looks"
+
+
+@contextmanager
+def in_flight(window: str, call_id: str | None = None) -> Iterator[None]:
+    """A call to the outside: its window is open as long as it takes. What comes of it is not saved yet, unless whoever asked gave it up."""
+    process, given_up = PROCESS.get(), False
+    process.inside.append(window)
+    try:
+        yield
+    except asyncio.CancelledError:
+        given_up = True
+        raise
+    finally:
+        process.inside.remove(window)
+        if not given_up:
+            process.unsaved.add((LEASE.get(), call_id))
 
 
 @dataclass
@@ -66,20 +85,21 @@ class Receivers:
         """Over the wire and back: it may land late, its answer may be lost, it may be refused, it may take longer than the time-out."""
         sim, key = self.sim, ctx.idempotency_key
         sim.begins(ctx, dict(args))
-        mishap = sim.choices.pick(5, sim.mood.wire)
-        if mishap == 1 and key not in self.sent:  # "surely not done" would be a lie where an earlier attempt's request is under way
-            raise ToolFailed("refused: not done")
-        wire = (0.0, 0.5, 2.0, 4.0)[sim.choices.pick(4, 0.5)]
-        self.sent.add(key)
-        self.under_way += 1
-        sim.in_world(wire, lambda: self.land(key, json.dumps(args, sort_keys=True), dedupes=dedupes, forgets=forgets))
-        sim.point("wire")
-        if mishap == 2:  # known only once it has landed: whoever raises earlier than what it sent lands cannot be helped by a journal
-            await asyncio.sleep(wire)
-            raise ConnectionError("the answer was lost")
-        back = 60.0 if mishap == 3 else 9.0 if mishap == 4 else (0.1, 3.0)[sim.choices.pick(2, 0.4)]
-        await asyncio.sleep(wire + back)
-        return {"done": dict(args)}
+        with in_flight(TOOL, ctx.call_id):
+            mishap = sim.choices.pick(5, sim.mood.wire)
+            if mishap == 1 and key not in self.sent:  # "surely not done" would be a lie where an earlier attempt's request is under way
+                raise ToolFailed("refused: not done")
+            wire = (0.0, 0.5, 2.0, 4.0)[sim.choices.pick(4, 0.5)]
+            self.sent.add(key)
+            self.under_way += 1
+            sim.in_world(wire, lambda: self.land(key, json.dumps(args, sort_keys=True), dedupes=dedupes, forgets=forgets))
+            sim.point("wire")
+            if mishap == 2:  # known only once it has landed: whoever raises earlier than what it sent lands cannot be helped by a journal
+                await asyncio.sleep(wire)
+                raise ConnectionError("the answer was lost")
+            back = 60.0 if mishap == 3 else 9.0 if mishap == 4 else (0.1, 3.0)[sim.choices.pick(2, 0.4)]
+            await asyncio.sleep(wire + back)
+            return {"done": dict(args)}
 
     def told(self, key: str) -> bool:
         return self.effects[key] > 0
@@ -97,10 +117,11 @@ def make_tools(child: Agent[str] | None) -> dict[str, Tool[..., Any]]:
     async def look(ctx: Sim, text: str) -> dict[str, str]:
         sim = ctx.deps.sim
         sim.begins(ctx, {"text": text})
-        await asyncio.sleep((0.1, 5.0, 90.0)[sim.choices.pick(3, 0.2)])
-        if sim.choices.chance(sim.mood.wire):
-            raise ConnectionError("not reachable")
-        return {"seen": text}
+        with in_flight(TOOL, ctx.call_id):
+            await asyncio.sleep((0.1, 5.0, 90.0)[sim.choices.pick(3, 0.2)])
+            if sim.choices.chance(sim.mood.wire):
+                raise ConnectionError("not reachable")
+            return {"seen": text}
 
     @tool(effect="idempotent", timeout=TIMEOUT, retry=Retry(3, backoff=timedelta(seconds=2)))
     async def mail(ctx: Sim, text: str) -> dict[str, Any]:
@@ -116,10 +137,11 @@ def make_tools(child: Agent[str] | None) -> dict[str, Tool[..., Any]]:
 
     async def seen(ctx: Sim, text: str) -> Outcome:
         sim = ctx.deps.sim
-        await asyncio.sleep((0.1, 3.0, 12.0)[sim.choices.pick(3, 0.5)])
-        if sim.choices.chance(sim.mood.wire):
-            return Outcome.unknown("503")
-        return Outcome.happened({"done": {"text": text}}) if ctx.deps.told(ctx.idempotency_key) else Outcome.not_happened()
+        with in_flight(CHECK, ctx.call_id):
+            await asyncio.sleep((0.1, 6.0, 18.0)[sim.choices.pick(3, 0.7)])
+            if sim.choices.chance(sim.mood.wire):
+                return Outcome.unknown("503")
+            return Outcome.happened({"done": {"text": text}}) if ctx.deps.told(ctx.idempotency_key) else Outcome.not_happened()
 
     @tool(timeout=TIMEOUT, check=seen)
     async def pay(ctx: Sim, text: str) -> dict[str, Any]:
@@ -135,7 +157,9 @@ def make_tools(child: Agent[str] | None) -> dict[str, Tool[..., Any]]:
 
     @tool(effect="read", timeout=TIMEOUT)
     async def await_word(ctx: Sim, text: str) -> Wait:
-        return Wait(f"word-{ctx.call_id}", within=timedelta(seconds=150), otherwise="nobody said anything")
+        ctx.deps.sim.begins(ctx, {"text": text})
+        with in_flight(TOOL, ctx.call_id):
+            return Wait(f"word-{ctx.call_id}", within=timedelta(seconds=150), otherwise="nobody said anything")
 
     made = {t.name: t for t in (look, mail, forgetful, reply, pay, ring, refund, await_word)}
     if child is not None:
@@ -168,7 +192,8 @@ async def answer(request: ModelRequest) -> dict[str, Any]:
     turn = sum(x["role"] == "assistant" for x in request.messages)
     sim.receivers.asked[text] += 1
     sim.loop.note("asked", turn)
-    await asyncio.sleep((0.2, 8.0, 50.0)[sim.choices.pick(3, 0.2)])
+    with in_flight(MODEL):
+        await asyncio.sleep((0.2, 8.0, 50.0)[sim.choices.pick(3, 0.2)])
     mishap = sim.choices.pick(4, sim.mood.model)
     if mishap:
         sim.receivers.failed[text] += 1
