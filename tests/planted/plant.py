@@ -1,12 +1,15 @@
 """Plants one fault at a time into a copy of the source, and runs the tests that are meant to notice: `python -m tests.planted.plant [NAME…]`.
 
-A fault is a small file: why it is a fault, which tier must catch it, and its edits (each text stands exactly once in its file). It is caught
-if that tier goes red on the copy with the fault, and the tier is sound if it is green on the copy without one.
+A fault is a small file: why it is a fault, which tier must catch it, and its edits (each text stands exactly once in its file); for the
+simulation also the invariants that it is meant to break. It is caught if that tier goes red on the copy with the fault, and the very test or
+schedule that went red is green on a copy without one. A tier is sound if it is green there as a whole (of the simulation: a small part).
 """
 
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -22,6 +25,7 @@ ROOT = Path(__file__).parents[2]
 FAULTS = Path(__file__).parent / "faults"
 LIMIT_S = 1200
 PYTEST = ("-m", "pytest", "-x", "-q", "-p", "no:cacheprovider")
+SIMULATE = ("-m", "outlast.testing.simulate")
 TIERS: dict[str, tuple[str, ...]] = {
     "core": (*PYTEST, "tests/core"),
     "contract": (*PYTEST, "tests/stores/test_sqlite.py", "tests/stores/test_chain.py"),
@@ -29,9 +33,11 @@ TIERS: dict[str, tuple[str, ...]] = {
     "people": (*PYTEST, "tests/runtime/test_said_again.py"),
     "unknown commit": (*PYTEST, "tests/runtime/test_unknown_commit.py"),
     "power loss": (*PYTEST, "tests/faults/test_power_loss.py", "-k", "nothing_acknowledged"),
-    "simulation": ("-m", "outlast.testing.simulate", "--seeds", "6000", "--processes", "1", "--as-found"),
+    "simulation": (*SIMULATE, "--seeds", "12000", "--processes", "1", "--as-found"),
 }
-CONTROL = {"simulation": ("-m", "outlast.testing.simulate", "--seeds", "60", "--processes", "1", "--as-found")}  # green, and quick
+CONTROL = {
+    "simulation": (*SIMULATE, "--seeds", "60", "--processes", "1", "--as-found")
+}  # quick: each schedule that is found is a control too
 
 
 @dataclass(frozen=True)
@@ -47,11 +53,12 @@ class Fault:
     why: str
     caught_by: str
     edits: tuple[Edit, ...]
+    breaks: tuple[str, ...] = ()  # invariants of the simulation, any of which is a catch
 
 
 def read(file: Path) -> Fault:
     found = tomllib.loads(file.read_text(encoding="utf-8"))
-    return Fault(file.stem, found["why"], found["caught_by"], tuple(Edit(**edit) for edit in found["edit"]))
+    return Fault(file.stem, found["why"], found["caught_by"], tuple(Edit(**edit) for edit in found["edit"]), tuple(found.get("breaks", ())))
 
 
 def all_faults() -> list[Fault]:
@@ -86,16 +93,38 @@ def run(command: Sequence[str], env: dict[str, str]) -> subprocess.CompletedProc
 
 
 def caught(fault: Fault) -> tuple[bool, str]:
-    """Did its tier notice? And what it said."""
+    """Did its tier notice, and because of the fault? And what it said."""
     with copy_of_the_source(fault) as env:
         try:
             done = run(TIERS[fault.caught_by], env)
         except subprocess.TimeoutExpired:
             return False, f"not finished within {LIMIT_S} s"
-    said = [line for line in done.stdout.splitlines() if line.startswith(("E  ", "FAILED", "seed ")) or " broke " in line]
+    said, again = (broken if fault.caught_by == "simulation" else failed)(done.stdout)
     # That something was never reached is no catch, nor that something hung until its limit ended it.
-    noticed = any(" broke " in line for line in said) if fault.caught_by == "simulation" else bool(said)
-    return done.returncode == 1 and noticed, (said[0] if said else done.stdout[-300:] + done.stderr[-300:]).strip()
+    if done.returncode != 1 or not again:
+        return False, (done.stdout[-300:] + done.stderr[-300:]).strip()
+    if fault.breaks and not said.partition(" broke ")[2].startswith(tuple(f"{name}:" for name in fault.breaks)):
+        return False, f"{said}, which is none of {', '.join(fault.breaks)}"
+    with copy_of_the_source(None) as env:
+        for command in again:
+            if (without := run(command, env)).returncode:
+                return False, f"{said}; and without the fault: {without.stdout[-600:]}{without.stderr[-300:]}"
+    return True, said
+
+
+def broken(stdout: str) -> tuple[str, list[Sequence[str]]]:
+    """What the simulation says it found, and its schedule again: drawn from the seed, and with the choices that were made."""
+    said = re.search(r"(?m)^seed (\d+) broke .*", stdout)
+    printed = re.search(r"(?m)^python (-m outlast.testing.simulate --only .*)", stdout)
+    if said is None or printed is None:
+        return "", []
+    return said[0], [(*SIMULATE, "--only", said[1]), shlex.split(printed[1])]
+
+
+def failed(stdout: str) -> tuple[str, list[Sequence[str]]]:
+    """What pytest says, and the test that failed again."""
+    said, test = re.search(r"(?m)^E  .*", stdout), re.search(r"(?m)^FAILED (.*?)(?: - .*)?$", stdout)
+    return (said[0], [(*PYTEST, test[1])]) if said and test else ("", [])
 
 
 def sound(tier: str) -> tuple[bool, str]:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from outlast.testing import soak, soak_agent
-from outlast.testing.soak import Soak
-from outlast.testing.soak_agent import WINDOWS, Windows, World, inside
+from outlast.testing.soak import GivenUp, Soak
+from outlast.testing.soak_agent import VARIABLE, WINDOWS, Windows, World, inside
 from support.postgres import Server
 
 SEED = 20261129
@@ -61,6 +61,53 @@ def test_a_window_that_was_passed_is_not_counted(tmp_path: Path) -> None:
         windows(point)
     assert inside(tmp_path, os.getpid()) == set()
     assert set(soak_agent.OF_POINT.values()) == set(WINDOWS)
+
+
+class Quiet:
+    """A worker of no soak's: it never begins, and ends with this code once somebody waits for it."""
+
+    def __init__(self, code: int | None = None) -> None:
+        self.pid, self.code = 2**30, code
+
+    def poll(self) -> None: ...
+
+    def kill(self) -> None: ...
+
+    def last_words(self) -> str:
+        return "nothing"
+
+    def wait(self) -> int | None:
+        return self.code
+
+
+def test_a_worker_that_ends_by_itself_is_no_kill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has nothing in its log, and it was inside a window."""
+    soaked = Soak(tmp_path, kills=1, stops=0, runs=0, workers=1, seed=SEED, windows=0)
+    monkeypatch.setattr(soaked, "_worker", Quiet)
+    monkeypatch.setattr(soaked, "_aim", lambda *_: None)
+    for code, kills in ((70, 0), (0, 0), (-9, 1)):
+        soaked.workers[:] = [Quiet(code)]  # type: ignore[list-item]  # what is asked of one here
+        soaked._kill([0])
+        assert soaked.report.kills == kills
+    soaked.app.close()
+    assert soaked.report.other == ["a worker ended by itself with 70: nothing", "a worker ended by itself with 0: nothing"]
+
+
+def test_workers_that_cannot_begin_end_the_soak(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some end at once, by an error while they are imported; others hang."""
+    monkeypatch.setattr(soak, "SETTLE_S", 1.0)
+    soaked = Soak(tmp_path / "ended", kills=1, stops=0, runs=1, workers=2, seed=SEED, windows=0)
+    soaked.env[VARIABLE] = "{}"
+    report = soaked()
+    assert report.kills == 0
+    assert sum(problem.startswith("a worker ended by itself with 1: ") for problem in report.problems) == soak.MOST_WRONG
+    assert "'world'" in report.other[0]
+    monkeypatch.setattr(soak, "STALLED_S", 0.5)
+    hanging = Soak(tmp_path / "hanging", kills=1, stops=0, runs=0, workers=1, seed=SEED, windows=0)
+    hanging.workers[:] = [Quiet()]  # type: ignore[list-item]  # all that is asked of a worker
+    with pytest.raises(GivenUp, match="no fault could be done for 0 s; 0 of 1 workers have begun"):
+        hanging._strike()
+    hanging.app.close()
 
 
 def test_the_audit_is_red_for_an_effect_that_happened_twice(tmp_path: Path) -> None:

@@ -37,7 +37,9 @@ from outlast.testing.soak_postgres import Server
 
 SLOW_MS = {"model.after": 20.0, "tool.after": 20.0, "commit.before": 6.0, "commit.after": 10.0}
 AIM_S = 1.0  # how long an aimed kill waits for its window
+STALLED_S = 120.0  # so long without a fault that could be done: nothing can be aimed at
 SETTLE_S = 120.0  # after the last fault everything must come to its end
+MOST_WRONG = 20  # of what must not happen while faults run: more of it shows nothing new
 REJECTED = "not this one"
 OFFSETS_S = (-3600, -60, 0, 60, 3600)  # of the workers' wall clocks; any two of them nearer than a gate's four hours
 FAKETIME = ("usr/lib/*/faketime/libfaketimeMT.so.1", "usr/lib*/faketime/libfaketimeMT.so.1", "usr/local/lib/faketime/libfaketimeMT.so.1")
@@ -88,6 +90,10 @@ class Report:
         ]
 
 
+class GivenUp(Exception):
+    """Going on would show nothing; what was seen until then is told all the same."""
+
+
 class Soak:
     def __init__(self, folder: Path, *, kills: int, stops: int, runs: int, workers: int, seed: int, windows: int, jumps: int = 0,
                  server_kills: int = 0) -> None:  # fmt: skip
@@ -127,6 +133,8 @@ class Soak:
             self._start_runs()
             self._strike()
             self._settle()
+        except GivenUp as e:
+            self.report.other.append(str(e))
         finally:
             self.over.set()
             if people.is_alive():
@@ -152,10 +160,29 @@ class Soak:
         self.born += 1
         return self.nursery.worker(self.world.folder / "logs" / str(self.born))
 
+    def _look(self) -> None:
+        """Whether all workers are still there: whoever ends by itself was not killed by us."""
+        for i, worker in enumerate(self.workers):
+            if (code := worker.poll()) is not None:
+                self._ended_by_itself(i, code)
+
+    def _ended_by_itself(self, i: int, code: int) -> None:
+        self.report.other.append(f"a worker ended by itself with {code}: {self.workers[i].last_words()}")
+        if len(self.report.other) >= MOST_WRONG:
+            raise GivenUp("given up: it goes on like that")
+        self.stopped.pop(i, None)
+        self.workers[i] = self._worker()
+
     def _strike(self) -> None:
         """Until all kills and stops are done; half of the kills wait for the window that was hit least."""
-        pause = threading.Event()
+        pause, done, since = threading.Event(), -1, monotonic()
         while self._left():
+            if (faults := self._done()) != done:
+                done, since = faults, monotonic()
+            elif monotonic() - since >= STALLED_S:
+                began = sum(map(self._began, range(self.n)))
+                raise GivenUp(f"no fault could be done for {STALLED_S:.0f} s; {began} of {self.n} workers have begun")
+            self._look()
             self._go_on()
             self._start_runs()
             self._jump()
@@ -180,6 +207,10 @@ class Soak:
             or r.jumps < self.jumps
             or r.server_kills < self.server_kills
         )
+
+    def _done(self) -> int:
+        r = self.report
+        return r.kills + r.stops + r.jumps + r.server_kills
 
     def _missed(self) -> list[str]:
         """Windows that want more kills; a machine that is too slow for any aim is given up after three times as many as asked for."""
@@ -227,7 +258,9 @@ class Soak:
         number = next((i for i, worker in enumerate(self.workers) if worker.pid == victim), None)
         if number is not None:
             self.workers[number].kill()
-            self.workers[number].wait()
+            if (code := self.workers[number].wait()) != -signal.SIGKILL:
+                self._ended_by_itself(number, code)
+                return
             self.workers[number] = self._worker()
         elif not _is_alone(victim) or not _killed(victim):
             return  # it had come to its end
@@ -278,11 +311,8 @@ class Soak:
             self._set_clocks(max(OFFSETS_S))
         until, pause = monotonic() + SETTLE_S, threading.Event()
         while monotonic() < until:
+            self._look()
             self._go_on()
-            for i, worker in enumerate(self.workers):
-                if (code := worker.poll()) is not None:
-                    self.report.other.append(f"a worker ended by itself with {code}")
-                    self.workers[i] = self._worker()
             try:
                 if not self.stopped and not self.app.unfinished_runs() and not self._given_up():
                     return

@@ -28,8 +28,12 @@ WORKER = ("worker", "--app", "outlast.testing.soak_agent:app", "--concurrency", 
 class Worker:
     """A process of the nursery's, with what a soak uses of `Popen`."""
 
-    def __init__(self, nursery: Nursery, pid: int) -> None:
-        self.nursery, self.pid, self.code = nursery, pid, None
+    def __init__(self, nursery: Nursery, pid: int, log: Path) -> None:
+        self.nursery, self.pid, self.log, self.code = nursery, pid, log, None
+
+    def last_words(self) -> str:
+        lines = self.log.read_text(errors="replace").split("\n") if self.log.exists() else []
+        return next((line for line in reversed(lines) if line), "it said nothing")
 
     def poll(self) -> int | None:
         if self.code is None:
@@ -64,7 +68,7 @@ class Nursery:
         self._lock = threading.Lock()
 
     def worker(self, log: Path) -> Worker:
-        return Worker(self, self.ask("fork", str(log)))
+        return Worker(self, self.ask("fork", str(log)), log)
 
     def ask(self, *what: Any) -> Any:
         asked, answers = self._process.stdin, self._process.stdout
@@ -85,6 +89,7 @@ class Nursery:
 
 def _live(log: str) -> int:
     """In the child: `python -m outlast worker …`, to its end."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(out, 1)
@@ -104,6 +109,7 @@ def serve() -> None:
     for module in WARM:
         with suppress(ImportError):  # psycopg is not everywhere
             importlib.import_module(module)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C comes to the soak too, which ends us when its workers have ended
     alive: set[int] = set()
     for line in sys.stdin:
         what, of = json.loads(line)
