@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from time import monotonic
 from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
+from tests.support.waiting import LIMIT_S
 
 from cli.shell import Shell
 from outlast.models import ScriptedModel
@@ -32,9 +36,12 @@ def kitebase(shell: Shell) -> Shell:
         ).code
         == 3
     )
+    waiting = shell.outlast("record", "run-1", "--store", "sqlite:///agent.db")
+    assert waiting.code == 0 and "run-1 is not over (waiting_for_approval): its script ends with the answers so far" in waiting.err
     assert shell.outlast("approve", "run-1", "--by", "priya", "--store", "sqlite:///agent.db").code == 0
     assert shell.outlast("resume", "run-1", "--app", "agent", "--store", "sqlite:///agent.db", KITEBASE_DIR=".").code == 0
     recorded = shell.outlast("record", "run-1", "--store", "sqlite:///agent.db")
+    assert recorded.err == ""
     assert recorded.code == 0, recorded
     shell.write("script.json", recorded.out)
     return shell
@@ -114,8 +121,9 @@ def test_list_names_every_point_and_what_is_at_risk(shell: Shell) -> None:
         (["crashtest", "support", "--script", "good.json", "--deps", "nowhere:x"], "--deps: there is no module 'nowhere'"),
         (
             ["crashtest", "support", "--script", "good.json", "--observe", "support:nothing"],
-            "--observe: support:nothing must be a function",
+            "--observe: support has no 'nothing'",
         ),
+        (["crashtest", "support", "--script", "good.json", "--junit", "no/such/x.xml"], "--junit no/such/x.xml cannot be written"),
         (["init", "../outside"], "NAME is '../outside'"),
     ],
 )
@@ -127,6 +135,44 @@ def test_what_is_refused(shell: Shell, args: list[str], said: str) -> None:
     done = shell.outlast(*args)
     assert done.code == 2, done
     assert said in done.err
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_crash_test_that_is_ended_leaves_nothing(shell: Shell, signum: signal.Signals) -> None:
+    """No process, no folder; after Ctrl-C it says how far it was."""
+    shell.write(
+        "slow.py",
+        """
+import threading
+from outlast import Agent, tool
+from outlast.models import ScriptedModel
+
+@tool(effect="read")
+def wait() -> str:
+    open("../../begun", "a").write("x")
+    threading.Event().wait(60)
+    return "never"
+
+app = Agent("slow", model=ScriptedModel([]), tools=[wait])
+""",
+    )
+    shell.write("script.json", '[[{"type": "tool_use", "id": "t", "name": "wait", "input": {}}], "Done."]')
+    temporary = shell.folder / "tmp"
+    temporary.mkdir()
+    testing = subprocess.Popen(shell.command("crashtest", "slow", "--script", "script.json"), cwd=shell.folder,
+                               env={**shell.env, "TMPDIR": str(temporary)}, stderr=subprocess.PIPE, text=True)  # fmt: skip
+    try:
+        end = monotonic() + LIMIT_S
+        while not list(temporary.glob("outlast-crashtest-*/begun")):
+            assert monotonic() < end and testing.poll() is None
+            threading.Event().wait(0.05)
+        testing.send_signal(signum)
+        _, err = testing.communicate(timeout=LIMIT_S)
+    finally:
+        testing.kill()
+    assert testing.returncode == 128 + signum
+    assert list(temporary.iterdir()) == []
+    assert ("interrupted after no case; nothing is reported" in err) == (signum is signal.SIGINT)
 
 
 def test_init_makes_a_project_whose_tests_pass(shell: Shell) -> None:

@@ -16,8 +16,8 @@ from xml.etree import ElementTree as ET
 import pytest
 from tests.support.world import EFFECTS, GATE, Ledger, asks, tools, use
 
-from outlast import Agent, Outcome, Tool, ToolContext, Wait, approval, tool
-from outlast.errors import UsageError
+from outlast import Agent, Limits, Outcome, Tool, ToolContext, Wait, approval, tool
+from outlast.errors import ToolFailed, UsageError
 from outlast.models import ScriptedModel
 from outlast.testing import CrashMatrix, CrashReport
 from outlast.testing.crashmatrix import matrix
@@ -189,7 +189,7 @@ def test_a_sub_agent_and_a_wait_are_green(crash_matrix: CrashMatrix, killed_at: 
 
     model = ScriptedModel([asks(use("part", task="do your part")), asks(use("later", "toolu_02", text="x")), "Done."])
     made = agent_of(part.as_tool(description="Does a part."), later)
-    matrix_ = crash_matrix if LONG else killed_at("tool.after:later", "model.after#2", "commit.after#6", "tool.after:part")
+    matrix_ = crash_matrix if LONG else killed_at("tool.after:later", "model.after#2", "commit.after#6", "tool.after:deliver")
     matrix_(made, "go", model=model, deps=deps, observe=effects).assert_ok()
 
 
@@ -200,13 +200,130 @@ def test_a_time_of_day_in_a_result_is_left_out_and_said(killed_at: Any) -> None:
         return {"time": datetime.now(UTC).isoformat()}
 
     report = killed_at("tool.after:now")(agent_of(now), "go", model=script("now"))
-    report.assert_ok()
+    with pytest.warns(UserWarning, match="was not compared"):
+        report.assert_ok()
     assert any("changes from run to run and was not compared" in note for note in report.notes)
+
+
+def test_only_the_result_that_changes_is_left_out(killed_at: Any) -> None:
+    """A clock beside it must not hide that another tool's result tells of a second time."""
+
+    @tool(effect="read")
+    def now(text: str) -> str:
+        return datetime.now(UTC).isoformat()
+
+    @tool(effect="idempotent")
+    def charge(ctx: ToolContext[Ledger], text: str) -> str:
+        ctx.deps.write("charge", ctx.idempotency_key)
+        return f"charged {len(ctx.deps.lines())} times"
+
+    report = killed_at("tool.after:charge")(agent_of(now, charge), "go", model=script("now", "charge"), deps=deps)
+    assert report.notes == ["the result of now (toolu_01) changes from run to run and was not compared"]
+    assert any("message 5 of crash-test is" in f and "charged 2 times" in f for f in report.findings)
+    with pytest.warns(UserWarning, match="crash test of tested: the result of now"), pytest.raises(AssertionError):
+        report.assert_ok()
+
+
+def test_a_tool_that_only_breaks_is_not_tested_and_red(killed_at: Any) -> None:
+    @tool(effect="idempotent")
+    def send(ctx: ToolContext[Any], text: str) -> str:
+        ctx.deps.write(str(uuid.uuid4()))
+        return "sent"
+
+    report = killed_at("tool.after:send")(agent_of(send), "go", model=script("send"))
+    [finding] = report.findings
+    assert finding.startswith("send (toolu_01) never came back in the undisturbed run (AttributeError: 'NoneType'") and "deps=" in finding
+    assert report.notes[0].endswith(", 3 times")
+
+
+@pytest.mark.parametrize("effect", ["idempotent", "at_most_once"])
+def test_a_tool_that_says_that_it_did_nothing_is_green(killed_at: Any, effect: str) -> None:
+    @tool(effect=effect)  # type: ignore[call-overload]  # both in turn
+    def refund(text: str) -> str:
+        raise ToolFailed(f"there is no order {text}")
+
+    report = killed_at("tool.before:refund", "tool.after:refund", "commit.before#6")(agent_of(refund), "go", model=script("refund"))
+    report.assert_ok()
+
+
+@pytest.mark.parametrize(
+    "turns, why",
+    [
+        (["Done.", [use("send", "toolu_01", text="x")]], "asked for 1 of the script's 2 turns: calls in the others are never made"),
+        ([[{"type": "tool_use", "name": "send", "input": {}}], "Done."], "turn 1 of the script: a tool_use block needs an id"),
+        ([[{"type": "tool_use", "id": "x", "name": "send", "input": "x"}], "Done."], "an input that is an object"),
+        (["Hm.", [{"type": "text", "text": 5}]], "turn 2 of the script: this is no content block"),
+        ([[{"text": "x"}]], "this is no content block"),
+        ([5], "turn 1 of the script is int"),
+    ],
+)
+def test_a_script_that_would_test_something_else_is_refused(killed_at: Any, turns: list[Any], why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        killed_at("model.before")(agent_of(tools()["look"]), "go", model=ScriptedModel(turns), deps=deps)
+
+
+def test_a_script_of_another_agent_is_red_and_what_did_not_run_is_said(killed_at: Any) -> None:
+    renamed = killed_at("model.before")(agent_of(tools()["look"]), "go", model=script("peek"), deps=deps)
+    assert renamed.findings[0].startswith("no tool ran in the undisturbed run, and the model called peek: nothing was tested")
+    some = killed_at("model.before")(
+        agent_of(tools()["look"]), "go", model=ScriptedModel([*script("look", "peek").turns, "More."]), deps=deps
+    )
+    assert some.ok
+    assert some.notes[0].startswith("peek (toolu_02) was called and did not run: ")
+    assert some.notes[1:] == ["the run asked for 3 of the script's 4 turns"]
+
+
+def test_a_model_call_that_was_lost_may_need_more_budget(killed_at: Any) -> None:
+    agent = agent_of(tools()["look"]).replace(limits=Limits(model_calls=2, to="lead"))
+    report = killed_at("model.before", "model.after", "tool.after:look", "model.after#2")(agent, "go", model=script("look"), deps=deps)
+    report.assert_ok()
+
+
+def test_a_check_that_did_not_see_what_happened_is_named(killed_at: Any) -> None:
+    @tool(check=lambda ctx, text: Outcome.not_happened())
+    def pay(ctx: ToolContext[Ledger], text: str) -> str:
+        ctx.deps.write("pay", ctx.idempotency_key)
+        return "paid"
+
+    report = killed_at("tool.after:pay")(agent_of(pay), "go", model=script("pay"), deps=deps, observe=effects)
+    assert any("sent 2 times; its check= said of an attempt that had come back that it did not happen" in f for f in report.findings)
+    assert not any("please report" in f for f in report.findings)
+
+
+def test_what_deps_and_observe_do_wrong_is_said(killed_at: Any) -> None:
+    def down(folder: Path) -> Any:
+        raise ConnectionError("db is down")
+
+    def leaves(folder: Path) -> Any:
+        raise SystemExit(4)
+
+    async def waits(folder: Path) -> Any:
+        return None
+
+    def ends(ctx: ToolContext[Any]) -> str:
+        os._exit(3)
+
+    def look(**more: Any) -> None:
+        killed_at("model.before")(agent_of(tools()["look"]), "go", model=script("look"), **more)
+
+    with pytest.raises(UsageError, match=r"a process broke \(1\): deps raised ConnectionError: db is down"):
+        look(deps=down)
+    with pytest.raises(UsageError, match="observe raised SystemExit"):
+        look(deps=deps, observe=leaves)
+    for name in ("deps", "observe"):
+        with pytest.raises(UsageError, match=f"{name} must be a plain function"):
+            look(**{name: waits})
+        with pytest.raises(UsageError, match=f"{name} must be a function of one argument"):
+            look(**{name: "no function"})
+    with pytest.raises(UsageError, match=r"a process broke \(3\) in leave"):
+        killed_at("model.before")(
+            agent_of(tool(effect="read", name="leave")(ends)), "go", model=ScriptedModel([asks(use("leave", "t")), "Done."])
+        )
 
 
 def test_the_control_must_go_red(killed_at: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(matrix, "differences", lambda calm, found, deaths: [])
-    report = killed_at("claim.after")(agent_of(tools()["look"]), "go", model=script("look"), deps=deps)
+    report = killed_at("tool.after:look")(agent_of(tools()["look"]), "go", model=script("look"), deps=deps)
     assert report.findings == [
         "this run proves nothing: the control, a deliberately unsafe tool, did not go red: what it did twice was not noticed"
     ]
@@ -223,6 +340,26 @@ def test_what_cannot_be_tested_is_refused(crash_matrix: CrashMatrix) -> None:
     asks_for_real = Agent("part", model="anthropic:x", tools=[]).as_tool(description="x")
     with pytest.raises(UsageError, match=r"breaks when nobody disturbs it: .*sub-agent part would ask anthropic:x"):
         crash_matrix(agent_of(asks_for_real), "go", model=script("part"))
+
+
+def test_a_point_that_is_never_passed_is_refused(killed_at: Any) -> None:
+    """A misspelt point would be green: no case, so no finding."""
+    look = agent_of(tools()["look"])
+    with pytest.raises(UsageError, match=r"never passes tool\.after:lok nor commit\.after#99") as refused:
+        killed_at("model.before", "tool.after:lok", "commit.after#99")(look, "go", model=script("look"), deps=deps)
+    assert refused.value.hint is not None
+    assert refused.value.hint.startswith("it passes ")
+    assert {"model.before", "tool.after:look"} <= set(refused.value.hint.removeprefix("it passes ").split(", "))
+
+
+def test_only_cases_that_were_killed_count(killed_at: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    really = Case.killed_at
+    monkeypatch.setattr(Case, "killed_at", lambda case, spec: spec != "model.after" and really(case, spec))
+    some = killed_at("model.before", "model.after")(agent_of(), "go", model=ScriptedModel(["Done."]))
+    assert (some.cases, [result.reached for result in some.results]) == (1, [True, False])
+    assert some.headline() == "tested: killed in 1 cases, 1 finding"
+    none = killed_at("model.after")(agent_of(), "go", model=ScriptedModel(["Done."]))
+    assert "this run proves nothing: no case was killed at its point" in none.findings
 
 
 def test_children_touch_nothing_of_the_test(crash_matrix: CrashMatrix, tmp_path: Path) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -67,10 +69,18 @@ def crashtest(
     from outlast.testing.crashmatrix.matrix import crash_matrix, scripted
 
     turns = read_script(script)
+    if junit is not None:
+        check_writable(junit)
     app = target.imported(found, options)
-    report = crash_matrix(
-        chosen(app, agent), INPUT, model=scripted(turns), deps=function(deps, "--deps"), observe=function(observe, "--observe"),
-        pairs=pairs, lifespan=app._lifespan, fixed_deps=app._deps, engine=engine, progress=progress if sys.stderr.isatty() else quiet)  # fmt: skip
+    done = Progress(shown=sys.stderr.isatty())
+    with ended_by_signals():
+        try:
+            report = crash_matrix(
+                chosen(app, agent), INPUT, model=scripted(turns), deps=function(deps, "--deps"), observe=function(observe, "--observe"),
+                pairs=pairs, lifespan=app._lifespan, fixed_deps=app._deps, engine=engine, progress=done)  # fmt: skip
+        except KeyboardInterrupt:
+            render.say(f"outlast: interrupted after {done.of()}; nothing is reported", err=True)
+            raise
     if junit is not None:
         report.write_junit(Path(junit))
     tell(report, options)
@@ -80,12 +90,15 @@ def crashtest(
 def record(options: Options, *, run_id: Annotated[str, typer.Argument(metavar="RUN")]) -> int:
     """Print what the model answered in a run, as the turns of a script: JSON, for `crashtest --script` and for ScriptedModel."""
     with target.opened(options, only_reads=True, run_id=run_id) as app:
-        messages = app.get(run_id).messages
+        run = app.get(run_id)
+        messages = run.messages
         reasons = [stop_reason(row.meta) for row in app.journal(run_id) if row.kind == "MessageAdded"]
     turns = [turn(m["content"], why) for m, why in zip(messages, reasons, strict=True) if m["role"] == "assistant"]
     if not turns:
         raise UsageError(f"run {run_id} has no answer of a model yet", run_id=run_id)
     render.say(json.dumps(turns, indent=None if options.json else 2))
+    if not run.finished:
+        render.say(f"outlast: run {run_id} is not over ({run.status}): its script ends with the answers so far", err=True)
     return 0
 
 
@@ -110,11 +123,20 @@ def read_script(file: str) -> list[Any]:
         raise UsageError(f"--script {file} cannot be read: {e.strerror}") from None
     except UnicodeDecodeError as e:
         raise UsageError(f"--script {file} is not valid UTF-8: byte {e.start}") from None
-    turns = values.json_value(text, f"--script {file}")
+    hint = "outlast record RUN > script.json makes one of a real run"
+    turns = values.json_value(text, f"--script {file}", hint=hint)
     if not isinstance(turns, list) or not turns or not all(isinstance(one, str | list | dict) for one in turns):
-        raise UsageError(f"--script {file} must be a JSON list of turns: each a text, a list of content blocks or a message",
-                         hint="outlast record RUN > script.json makes one of a real run")  # fmt: skip
+        raise UsageError(f"--script {file} must be a JSON list of turns: each a text, a list of content blocks or a message", hint=hint)
     return turns
+
+
+def check_writable(file: str) -> None:
+    """Before the cases are run: afterwards their report would be lost."""
+    try:
+        with Path(file).open("a"):
+            pass
+    except OSError as e:
+        raise UsageError(f"--junit {file} cannot be written: {e.strerror}") from None
 
 
 def function(given: str | None, option: str) -> Callable[[Path], Any] | None:
@@ -126,7 +148,9 @@ def function(given: str | None, option: str) -> Callable[[Path], Any] | None:
         raise UsageError(f"{option} is {given!r}: write it as MODULE:ATTR")
     value = target._module(module_name, settings.Found(given, option))
     for part in attr.split("."):
-        value = getattr(value, part, None)
+        if not hasattr(value, part):
+            raise UsageError(f"{option}: {module_name} has no {attr!r}")
+        value = getattr(value, part)
     if not callable(value):
         raise UsageError(f"{option}: {given} must be a function of one argument, the folder of a case")
     return value  # type: ignore[no-any-return]  # a person's function: what it takes and gives is seen when it is called
@@ -173,10 +197,30 @@ def rows(report: CrashReport) -> Sequence[tuple[str, str, str, str]]:
     ]
 
 
-def progress(done: int, known: int) -> None:
-    sys.stderr.write(f"\r{done} of {known} cases" + (" " * 10 if done < known - 1 else "\r" + " " * 40 + "\r"))
-    sys.stderr.flush()
+class Progress:
+    def __init__(self, *, shown: bool) -> None:
+        self.shown, self.done, self.known = shown, 0, 0
+
+    def __call__(self, done: int, known: int) -> None:
+        self.done, self.known = done, known
+        if self.shown:
+            sys.stderr.write(f"\r{self.of()}" + (" " * 10 if done < known - 1 else "\r" + " " * 40 + "\r"))
+            sys.stderr.flush()
+
+    def of(self) -> str:
+        return f"{self.done} of {self.known} cases" if self.known else "no case"
 
 
-def quiet(done: int, known: int) -> None:
-    """Where nobody watches."""
+@contextlib.contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP end the command like an error does: its child process and its folder go with it."""
+
+    def end(signum: int, frame: object) -> None:
+        raise SystemExit(128 + signum)
+
+    before = {signum: signal.signal(signum, end) for signum in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)

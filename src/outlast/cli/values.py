@@ -56,11 +56,11 @@ def tags(pairs: Sequence[str] | None) -> dict[str, str]:
     return found
 
 
-def json_value(text: str, option: str) -> Any:
+def json_value(text: str, option: str, *, hint: str | None = None) -> Any:
     try:
         return json.loads(text, parse_constant=_no_constant)
     except (ValueError, RecursionError) as e:
-        raise UsageError(f"{option} is no JSON: {e}", hint=f"a text needs its quotes: {option} '\"like this\"'") from None
+        raise UsageError(f"{option} is no JSON: {e}", hint=hint or f"a text needs its quotes: {option} '\"like this\"'") from None
 
 
 def _no_constant(name: str) -> Any:

@@ -3,7 +3,8 @@
 What a crash may do, and nothing more: each death may cost one more call of the model; a `read` call may be made again; an `idempotent` one
 may be made again with its key, if the world then looks the same
 (where nobody looks, a repetition without the key is a finding); whatever is in doubt may be asked of a person first (a gate of kind
-verification more). Everything else is a finding.
+verification more); a lost call of the model counts for the run's limits, so a person may be asked for more (a gate of kind budget more).
+Everything else is a finding.
 
 Values that differ between two undisturbed runs (a time of day, a random number) are left out of the comparison: `changing` finds where.
 """
@@ -49,25 +50,33 @@ class Calm:
 # ---- what changes by itself -------------------------------------------------------------------------------------------------------
 
 
-def changing(a: Any, b: Any, path: Path_ = ()) -> frozenset[Path_]:
-    """Where two values differ; `*` stands for every place in a list."""
+Place = Callable[[int], str]  # in a list, as a part of a path
+
+
+def anywhere(number: int) -> str:
+    """Lists that may be longer after a crash: what is in them is the same kind of thing in every place."""
+    return "*"
+
+
+def changing(a: Any, b: Any, path: Path_ = (), place: Place = anywhere) -> frozenset[Path_]:
+    """Where two values differ. A list counts as a whole where its length does."""
     if isinstance(a, Mapping) and isinstance(b, Mapping) and a.keys() == b.keys():
-        return frozenset().union(*(changing(a[name], b[name], (*path, str(name))) for name in a))
+        return frozenset().union(*(changing(a[name], b[name], (*path, str(name)), place) for name in a))
     if _listed(a) and _listed(b) and len(a) == len(b):
-        return frozenset().union(*(changing(x, y, (*path, "*")) for x, y in zip(a, b, strict=True)))
+        return frozenset().union(*(changing(x, y, (*path, place(n)), place) for n, (x, y) in enumerate(zip(a, b, strict=True))))
     return frozenset() if a == b else frozenset([path])
 
 
-def masked(value: Any, paths: frozenset[Path_], path: Path_ = ()) -> Any:
+def masked(value: Any, paths: frozenset[Path_], path: Path_ = (), place: Place = anywhere) -> Any:
     """The value without what changes by itself."""
     if path in paths:
         return "…"
     if not paths:
         return value
     if isinstance(value, Mapping):
-        return {name: masked(v, paths, (*path, str(name))) for name, v in value.items()}
+        return {name: masked(v, paths, (*path, str(name)), place) for name, v in value.items()}
     if _listed(value):
-        return [masked(v, paths, (*path, "*")) for v in value]
+        return [masked(v, paths, (*path, place(n)), place) for n, v in enumerate(value)]
     return value
 
 
@@ -92,7 +101,7 @@ def differences(calm: Calm, found: Seen, deaths: int) -> list[str]:
         pass  # what an effect did twice shows in the messages too, and in nothing that would be news
     elif (told := _messages(calm, now)) is not None:
         out.append(told)
-    elif now.statuses != was.statuses:
+    elif _compared(now, was) != was.statuses:
         out.append(f"the checkpoints pass the statuses {_paths(now)}, undisturbed {_paths(was)}")
     calls, calm_calls = Counter(now.model_calls), Counter(was.model_calls)
     if lost := calm_calls - calls:
@@ -109,10 +118,11 @@ def _messages(calm: Calm, now: Ended) -> str | None:
     was = calm.seen.ended
     for run_id, before in was.messages.items():
         after = now.messages.get(run_id, [])
-        for number, (x, y) in enumerate(zip(before, after, strict=False), 1):
-            paths = frozenset(p[2:] for p in calm.changing_messages if p[0] == run_id)
-            if masked(x, paths) != masked(y, paths):
-                return f"message {number} of {run_id} is {_short(y)}, undisturbed {_short(x)}"
+        for number, (x, y) in enumerate(zip(before, after, strict=False)):
+            here = [path for path in calm.changing_messages if path[0] == run_id and path[1:2] in ((), (str(number),))]
+            paths = frozenset(path[2:] for path in here)
+            if masked(x, paths, place=str) != masked(y, paths, place=str):
+                return f"message {number + 1} of {run_id} is {_short(y)}, undisturbed {_short(x)}"
         if len(before) != len(after):
             return f"{run_id} has {len(after)} messages, undisturbed {len(before)}"
     return None
@@ -122,10 +132,23 @@ def _gates(was: Ended, now: Ended) -> str | None:
     def asked(ended: Ended) -> set[tuple[str, ...]]:
         return {tuple(map(str, gate)) for gate in ended.gates if gate[2] != "verification"}
 
-    lost, more = asked(was) - asked(now), asked(now) - asked(was)
+    lost = asked(was) - asked(now)
+    more = {gate for gate in asked(now) - asked(was) if gate[2] != "budget"}
     if lost or more:
         return f"the gates differ: {_short(sorted(more))}, undisturbed {_short(sorted(lost))}"
     return None
+
+
+def _compared(now: Ended, was: Ended) -> dict[str, list[str]]:
+    """The statuses of the checkpoints; one that waits for more budget waited for what the undisturbed run did not need, so it counts as that."""
+    budget = "waiting_for_budget"
+    return {
+        run_id: [
+            then if status == budget and then != budget else status
+            for status, then in zip(statuses, was.statuses.get(run_id, statuses), strict=False)
+        ]
+        for run_id, statuses in now.statuses.items()
+    }
 
 
 def _paths(ended: Ended) -> str:
@@ -180,19 +203,22 @@ def _twice(calm: Calm, found: Seen, attempts: Sequence[Attempt], *, shown: bool)
     what = f"{tool} ({call_id}): sent {len(attempts)} times"
     if made:
         what += f", each time with another key: {' and '.join(made)}"
-    declare = _declare(tool, attempts, effect, made)
+    known = calm.tools.get(tool)
+    declare = _declare(tool, attempts, effect, made, checks=known is not None and known.check is not None)
     if shown:
         return f"{what}; {declare}; {_world(calm, found)}"
     alone = effect == "idempotent" and not calm.observes
     return f"{what}; {declare}" + ("; where it is harmless without a key, let observe show that the world is the same" if alone else "")
 
 
-def _declare(tool: str, attempts: Sequence[Attempt], effect: str, made: list[str]) -> str:
+def _declare(tool: str, attempts: Sequence[Attempt], effect: str, made: list[str], *, checks: bool) -> str:
     key = attempts[0].key
     other = 'if it takes no key, declare effect="at_most_once" and a check= that looks for it'
     if effect == "read":
         return f'it is declared effect="read" and changes the world: declare effect="idempotent" and send ctx.idempotency_key; {other}'
     if effect == "at_most_once":
+        if checks:
+            return "its check= said of an attempt that had come back that it did not happen: it looks too early, or in another place"
         return "an at-most-once call was repeated, which must not happen: please report it"
     if made:
         return (
@@ -257,7 +283,7 @@ def undisturbed(first: Seen, second: Seen, tools: Mapping[str, Tool[..., Any]], 
     for seen in (first, second):
         if seen.ended.status == "failed":
             raise UsageError(f"the run fails when nobody disturbs it: {seen.ended.reason}", hint="is the script whole?")
-    messages = changing(first.ended.messages, second.ended.messages)
+    messages = changing(first.ended.messages, second.ended.messages, place=str)
     observed = changing(first.observed, second.observed) if observes else frozenset()
     calm = Calm(first, messages, observed, observes, tools)
     if len(first.ended.model_calls) != len(second.ended.model_calls):
@@ -269,9 +295,64 @@ def undisturbed(first: Seen, second: Seen, tools: Mapping[str, Tool[..., Any]], 
         "a key made anew each time is no key: send ctx.idempotency_key"
         for path in sorted(observed)
     ]  # fmt: skip
-    notes = [f"{'.'.join(path)} changes from run to run and was not compared" for path in sorted(messages)]
-    notes += [f"{a.tool} ({a.call_id}) failed in the undisturbed run: {a.result}" for a in first.ended.attempts if a.event == "raised"]
+    findings += _untested(first.ended, tools)
+    notes = [f"{_where(first.ended, path)} changes from run to run and was not compared" for path in sorted(messages)]
+    failed = Counter(
+        f"{a.tool} ({a.call_id}) failed in the undisturbed run: {a.result}" for a in first.ended.attempts if a.event == "raised"
+    )
+    notes += [told + f", {count} times" * (count > 1) for told, count in failed.items()]
+    begun = {attempt.call for attempt in first.ended.attempts}
+    held = {(run_id, tool) for run_id, _, kind, tool, outcome in first.ended.gates if kind == "approval" and outcome != "approved"}
+    notes += [
+        f"{name} ({call[1]}) was called and did not run: {_short(told)}"
+        for call, (name, told) in _called(first.ended).items()
+        if call not in begun and (call[0], name) not in held and (name not in tools or tools[name].agent is None)
+    ]
     return calm, findings, notes
+
+
+def _untested(ended: Ended, tools: Mapping[str, Tool[..., Any]]) -> list[str]:
+    """Calls that could show nothing, whatever is killed: a test of them would be green without a reason."""
+    returned = {a.call for a in ended.attempts if a.event == "returned"}
+    broke = {a.call: a for a in ended.attempts if a.event == "raised" and not str(a.result).startswith("CancelledError:")}
+    out = [
+        f"{a.tool} ({a.call_id}) never came back in the undisturbed run ({a.result}): what it does was not tested; give it what it needs "
+        "(deps=), or raise ToolFailed where that is its answer"
+        for call, a in broke.items()
+        if call not in returned and (tool := tools.get(a.tool)) is not None and tool.effect != "read"
+    ]  # fmt: skip
+    held = any(kind == "approval" and outcome != "approved" for _, _, kind, _, outcome in ended.gates)
+    ours = {name for name, _ in _called(ended).values() if name not in tools or tools[name].agent is None}
+    if ours and not ended.attempts and not held:
+        out.append(
+            f"no tool ran in the undisturbed run, and the model called {', '.join(sorted(ours))}: nothing was tested; is the script this agent's?"
+        )
+    return out
+
+
+def _called(ended: Ended) -> dict[tuple[str, str], tuple[str, Any]]:
+    """By (run, call): the tool that the model called, and what it was told."""
+    called: dict[tuple[str, str], tuple[str, Any]] = {}
+    for run_id, messages in ended.messages.items():
+        for block in (block for message in messages for block in message["content"] if isinstance(block, Mapping)):
+            if block.get("type") == "tool_use":
+                called[run_id, block["id"]] = (block["name"], None)
+            elif block.get("type") == "tool_result" and (call := (run_id, block["tool_use_id"])) in called:
+                called[call] = (called[call][0], block.get("content"))
+    return called
+
+
+def _where(ended: Ended, path: Path_) -> str:
+    """A place in the messages, for people: of a tool's result, whose it is."""
+    run_id, *inside = path
+    if not inside:
+        return f"the number of messages of {run_id}"
+    block: Any = ended.messages[run_id][int(inside[0])]
+    if inside[1:2] == ["content"] and len(inside) > 2:
+        block = block["content"][int(inside[2])]
+        if (call := _called(ended).get((run_id, block.get("tool_use_id", "")))) is not None:
+            return f"the result of {call[0]} ({block['tool_use_id']})"
+    return f"message {int(inside[0]) + 1} of {run_id}"
 
 
 def _both(path: Path_, *values: Any) -> list[Any]:

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from outlast.agent import Agent
 from outlast.app import Outlast
+from outlast.errors import OutlastError, UsageError
 from outlast.models.scripted import ScriptedModel
 from outlast.runtime import crashpoints
 from outlast.testing.crashmatrix.person import Person, clock
@@ -123,15 +124,20 @@ class Case:
         if code == -signal.SIGKILL and die_at is not None:
             return None
         if code == -signal.SIGALRM:
-            raise DidNotEnd(f"a process did not come to its end within {LIMIT_S} s: {self._said()}")
+            raise DidNotEnd(f"a process did not come to its end within {LIMIT_S} s{self._in()}: {self._said()}")
         if code != 0:
-            raise DidNotEnd(f"a process broke ({code}): {self._said()}")
+            raise DidNotEnd(f"a process broke ({code}){self._in()}: {self._said()}")
         ended = Ended(**json.loads((self.folder / f"ended.{self.lives}").read_text()))
         _warm(ended.loaded)
         log = self.folder / "model.log"
         ended.model_calls = [json.loads(line)["n"] for line in log.read_text().splitlines()] if log.exists() else []
         ended.attempts = read(self.log)
         return ended
+
+    def _in(self) -> str:
+        """Which tool it was in: a point before it was the last one it passed."""
+        last = (self.passed() or [""])[-1]
+        return f" in {last.partition(':')[2]}" if last.startswith(("tool.before:", "check.before:")) else ""
 
     def _said(self) -> str:
         file = self.folder / f"said.{self.lives}"
@@ -168,8 +174,8 @@ def _be_child(case: Case, die_at: str | None) -> NoReturn:
     except BaseException as e:  # noqa: BLE001 - whatever it is, it must not go on in the caller's code
         with suppress(BaseException):
             traceback.print_exc()
-            if hint := getattr(e, "hint", ""):
-                sys.stderr.write(f"{e} ({hint})\n")
+            if isinstance(e, OutlastError):
+                sys.stderr.write(f"{e} ({e.hint})\n" if e.hint else f"{e}\n")
     finally:
         with suppress(BaseException):
             sys.stdout.flush()
@@ -202,7 +208,7 @@ def _drive(case: Case) -> dict[str, Any]:
     setup, folder = case.setup, case.folder
     now = clock(folder / "clock")
     agent = watched(setup.agent, case.log, model=ScriptedModel(setup.model.turns, log=folder / "model.log"))
-    deps = setup.deps(case.world) if setup.deps is not None else setup.fixed_deps
+    deps = _deps(setup.deps, case.world) if setup.deps is not None else setup.fixed_deps
     lifespan = setup.lifespan if setup.deps is None else None
     engine = _engine(case)
     with Outlast(
@@ -219,6 +225,13 @@ def _drive(case: Case) -> dict[str, Any]:
             raise DidNotEnd(f"the run goes round and round: {app.get(RUN).status}, {app.get(RUN).reason}")
         crashpoints.arm(None)
         return _found(app, run.status, run.reason)
+
+
+def _deps(make: Callable[[Path], Any], world: Path) -> Any:
+    try:
+        return make(world)
+    except (Exception, SystemExit) as e:
+        raise UsageError(f"deps raised {type(e).__name__}: {e}") from e
 
 
 def _engine(case: Case) -> Any:

@@ -6,10 +6,11 @@ unnoticed nothing else that was found, or not found, counts.
 
 from __future__ import annotations
 
+import inspect
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from uuid import uuid4
 
 from outlast.agent import Agent
 from outlast.errors import UsageError
-from outlast.models.scripted import ScriptedModel
+from outlast.models.scripted import ScriptedModel, whole_message
 from outlast.testing.crashmatrix.byengine import engine_for_cases
 from outlast.testing.crashmatrix.judge import Calm, Seen, differences, undisturbed
 from outlast.testing.crashmatrix.life import Case, DidNotEnd, Setup
@@ -56,6 +57,8 @@ def crash_matrix(
         engine: an engine's URL: its worker is what is killed; only crash tests' workers may serve this engine meanwhile.
         at: only the cases of these points, `NAME` or `NAME#n`: to repeat one finding.
         folder: where the cases' folders are made and left; default: a temporary one.
+    Raises:
+        UsageError: as `CrashMatrix`; or the undisturbed run does not pass a point of `at`.
     """
     if not hasattr(os, "fork"):
         raise UsageError("a crash test needs a system that can fork and kill processes (POSIX)")
@@ -64,6 +67,13 @@ def crash_matrix(
     if not isinstance(model, ScriptedModel):
         raise UsageError("a crash test plays a ScriptedModel: a real model answers differently each time",
                          hint="outlast record RUN > script.json makes one of a real run")  # fmt: skip
+    for n, turn in enumerate(model.turns):
+        _check_turn(turn, n)
+    for name, given in (("deps", deps), ("observe", observe)):
+        if given is not None and not callable(given):
+            raise UsageError(f"{name} must be a function of one argument, the folder of a case, not {given!r:.80}")
+        if inspect.iscoroutinefunction(given):
+            raise UsageError(f"{name} must be a plain function, not an async one: {given!r:.80}")
     if engine is not None:
         engine_for_cases(engine)
     setup = Setup(agent, input, model, deps, observe, approve, lifespan, fixed_deps, engine, f"crashtest-{uuid4().hex[:8]}")
@@ -71,6 +81,24 @@ def crash_matrix(
         return _Matrix(setup, folder, progress).run(pairs=pairs, at=at)
     with tempfile.TemporaryDirectory(prefix="outlast-crashtest-") as made:
         return _Matrix(setup, Path(made), progress).run(pairs=pairs, at=at)
+
+
+def _check_turn(turn: Any, n: int) -> None:
+    """Raises UsageError for what no model says: a run of it would test something else. A turn that is a function is seen when it is asked."""
+    if callable(turn):
+        return
+    try:
+        content = whole_message(turn, n, [])["content"]
+    except TypeError as e:
+        raise UsageError(str(e)) from None
+    for block in content:
+        kind = block.get("type")
+        if kind == "tool_use" and not (block.get("id") and block.get("name") and isinstance(block.get("input"), Mapping)):
+            raise UsageError(
+                f"turn {n + 1} of the script: a tool_use block needs an id, a name and an input that is an object: {block!r:.120}"
+            )
+        if not isinstance(kind, str) or (kind == "text" and not isinstance(block.get("text"), str)):
+            raise UsageError(f"turn {n + 1} of the script: this is no content block: {block!r:.120}")
 
 
 def scripted(turns: Sequence[Any]) -> ScriptedModel:
@@ -85,17 +113,20 @@ class _Matrix:
 
     def run(self, *, pairs: bool, at: Sequence[str]) -> CrashReport:
         calm, passed, unequal, notes = _calm(self.setup, self._folder)
+        places = dict(points_of(passed))
+        if unknown := [spec for spec in at if spec not in places]:
+            raise UsageError(f"the undisturbed run never passes {' nor '.join(unknown)}", hint=f"it passes {', '.join(places)}")
         self.report.notes += notes
         self.report.findings += unequal + control(self._folder, replace(CONTROL, engine=self.setup.engine, apart=self.setup.apart))
-        firsts = [(spec, place) for spec, place in points_of(passed) if not at or spec in at]
+        firsts = [(spec, place) for spec, place in places.items() if not at or spec in at]
         afterwards: list[list[str]] = []
         for spec, place in firsts:
-            self.progress(self.report.cases, len(firsts))
+            self.progress(len(self.report.results), len(firsts))
             afterwards.append(self._case(calm, [spec], place))
         known = len(firsts) + sum(map(len, afterwards))
         for (spec, place), after in zip(firsts, afterwards if pairs else [], strict=False):
             for spec2, place2 in points_of(after):
-                self.progress(self.report.cases, known)
+                self.progress(len(self.report.results), known)
                 self._case(calm, [spec, spec2], f"{place}, then {place2}")
         self._unreached()
         return self.report
@@ -121,7 +152,7 @@ class _Matrix:
                 break
         where = f"killed at {place}"
         findings = tuple(_placed(f, where) for f in found)
-        self.report.cases += 1
+        self.report.cases += reached
         self.report.findings += findings
         self.report.results.append(CaseResult(tuple(specs), place, findings, reached))
         return passed
@@ -133,6 +164,8 @@ class _Matrix:
         self.report.findings += [f"no case could be killed at {name}: the run goes another way each time" for name in sorted(missed)]
         if count := sum(not result.reached for result in self.report.results):
             self.report.notes.append(f"{count} of the cases ended before their point: the run goes another way each time")
+        if not self.report.cases:
+            self.report.findings.append("this run proves nothing: no case was killed at its point")
 
 
 def points_of(passed: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -172,7 +205,16 @@ def _calm(setup: Setup, folder: Callable[[], Path]) -> tuple[Calm, list[str], li
         passed = passed or case.passed()
         seen.append(Seen(ended, _look(setup, case.world, must=True)))
     calm, findings, notes = undisturbed(seen[0], seen[1], tools_of(setup.agent), observes=setup.observe is not None)
+    if left := setup.model.turns[max(seen[0].ended.model_calls, default=-1) + 1 :]:
+        told = f"the run asked for {len(setup.model.turns) - len(left)} of the script's {len(setup.model.turns)} turns"
+        if seen[0].ended.status == "done" and any(_calls(turn) for turn in left):
+            raise UsageError(f"{told}: calls in the others are never made, and were not tested", hint="is the script this agent's?")
+        notes.append(told)
     return calm, passed, findings, notes
+
+
+def _calls(turn: Any) -> bool:
+    return not callable(turn) and any(block.get("type") == "tool_use" for block in whole_message(turn, 0, [])["content"])
 
 
 def _look(setup: Setup, world: Path, *, must: bool = False) -> Any:
@@ -180,7 +222,7 @@ def _look(setup: Setup, world: Path, *, must: bool = False) -> Any:
         return None
     try:
         return setup.observe(world)
-    except Exception as e:
+    except (Exception, SystemExit) as e:
         if must:
             raise UsageError(f"observe raised {type(e).__name__} after a run that nobody disturbed: {e}") from e
         return f"observe raised {type(e).__name__}: {e}"

@@ -1,7 +1,8 @@
 """The people of a crash test: who approves, who looks into the other system before saying what became of a call, and the clock.
 
 A call in doubt is answered as by somebody who looked: the log of the tools says whether the attempt came back. "It happened", with its
-result; or, where the tool had not begun, "run it again"; and a call that ended in an exception is given up, crash or not.
+result; or, where the tool had not begun, or said that it surely did nothing (ToolFailed), "run it again"; and a call that ended in another
+exception is given up, crash or not.
 """
 
 from __future__ import annotations
@@ -46,11 +47,11 @@ class Person:
         return True
 
     def _verify(self, gate: Gate) -> None:
-        events = [line.event for line in read(self.log) if line.call == (gate.run_id, gate.call_id)]
-        if "returned" in events:
-            result = next(x.result for x in read(self.log) if x.call == (gate.run_id, gate.call_id) and x.event == "returned")
-            self.app.verify(gate.run_id, gate.gate_id, outcome="happened", decided_by=WHO, result=result)
-        elif events:
+        lines = [line for line in read(self.log) if line.call == (gate.run_id, gate.call_id)]
+        returned = next((line for line in lines if line.event == "returned"), None)
+        if returned is not None:
+            self.app.verify(gate.run_id, gate.gate_id, outcome="happened", decided_by=WHO, result=returned.result)
+        elif lines and lines[-1].event != "refused":
             self.app.verify(gate.run_id, gate.gate_id, outcome="give_up", decided_by=WHO, note="it did not come back with a result")
         else:
             try:

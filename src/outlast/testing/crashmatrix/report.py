@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,8 +34,8 @@ class CaseResult:
 class CrashReport:
     """What a crash test found.
 
-    `cases`: how often the agent was killed and taken up again, the control not counted. `findings`: one sentence each; empty: every case
-    ended as if nothing had happened. `notes`: what was not compared, and why.
+    `cases`: how often the agent was killed and taken up again; the control, and a case that ended before its point, are not counted.
+    `findings`: one sentence each; empty: every case ended as if nothing had happened. `notes`: what was not compared, and why.
     """
 
     cases: int
@@ -48,7 +49,9 @@ class CrashReport:
         return not self.findings
 
     def assert_ok(self) -> None:
-        """Raise AssertionError with every finding, if there is one."""
+        """Raise AssertionError with every finding, if there is one. What was not compared is warned of."""
+        for note in self.notes:
+            warnings.warn(f"crash test of {self.agent}: {note}", stacklevel=2)
         if self.findings:
             raise AssertionError("\n".join([self.headline(), *(f"- {finding}" for finding in self.findings)]))
 

@@ -2,7 +2,8 @@
 
     begun     the function is about to be called; with the key it may use
     returned  it came back, with its result; `read_key`: it asked for `ctx.idempotency_key`; `made`: the random UUIDs that it made
-    raised    it came back with an exception
+    refused   it said that it surely did nothing: ToolFailed
+    raised    it came back with another exception
 
 A line is one write at the end of the file, so it is there whatever happens next. Calls of one answer run one after another: a point then
 names one place, and a kill there hits no other tool in its middle.
@@ -21,13 +22,14 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from outlast.agent import Agent
 from outlast.core import codec
-from outlast.errors import UsageError
+from outlast.errors import ToolFailed, UsageError
 from outlast.tools import Tool, ToolContext, ToolResult
 
+Event: TypeAlias = Literal["begun", "returned", "refused", "raised"]
 _HIDDEN = "outlast_context"  # the parameter through which a tool that takes no context is told of its call all the same
 
 
@@ -35,7 +37,7 @@ _HIDDEN = "outlast_context"  # the parameter through which a tool that takes no 
 class Attempt:
     """One line of the log."""
 
-    event: Literal["begun", "returned", "raised"]
+    event: Event
     run_id: str
     call_id: str
     tool: str
@@ -138,7 +140,7 @@ class _Watched(ToolContext[Any]):
 def _wrapper(tool: Tool[..., Any], context_name: str, log: Path) -> Callable[..., Any]:
     function: Callable[..., Any] = tool.fn
 
-    def write(event: Literal["begun", "returned", "raised"], ctx: _Watched, kwargs: dict[str, Any], key: str, result: Any = None) -> None:
+    def write(event: Event, ctx: _Watched, kwargs: dict[str, Any], key: str, result: Any = None) -> None:
         made = tuple(_making.get() or ())
         try:
             args = codec.digest(codec.stored({name: value for name, value in kwargs.items() if name != context_name})[1])
@@ -161,7 +163,7 @@ def _wrapper(tool: Tool[..., Any], context_name: str, log: Path) -> Callable[...
         try:
             result = await value
         except BaseException as e:
-            write("raised", ctx, kwargs, key, f"{type(e).__name__}: {e}")
+            write("refused" if isinstance(e, ToolFailed) else "raised", ctx, kwargs, key, f"{type(e).__name__}: {e}")
             raise
         write("returned", ctx, kwargs, key, result)
         return result
@@ -177,7 +179,7 @@ def _wrapper(tool: Tool[..., Any], context_name: str, log: Path) -> Callable[...
         try:
             value = function(**given)
         except BaseException as e:
-            write("raised", ctx, kwargs, key, f"{type(e).__name__}: {e}")
+            write("refused" if isinstance(e, ToolFailed) else "raised", ctx, kwargs, key, f"{type(e).__name__}: {e}")
             raise
         if inspect.isawaitable(value):
             return awaited(value, ctx, kwargs, key)
