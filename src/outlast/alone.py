@@ -104,7 +104,8 @@ async def _say(child: asyncio.subprocess.Process, line: str) -> None:
 def main() -> int:
     signal.signal(signal.SIGINT, lambda signum, frame: None)
     try:
-        document = json.loads(sys.stdin.readline())
+        with open(0, "rb", buffering=0, closefd=False) as said:
+            document = json.loads(said.readline())
     except json.JSONDecodeError:
         return 1  # the worker died before it had said what to drive: its lease runs out, nobody else waits for us
     worker = os.dup(0)

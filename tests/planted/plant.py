@@ -94,11 +94,15 @@ def run(command: Sequence[str], env: dict[str, str]) -> subprocess.CompletedProc
 
 def caught(fault: Fault) -> tuple[bool, str]:
     """Did its tier notice, and because of the fault? And what it said."""
+    try:
+        return _caught(fault)
+    except subprocess.TimeoutExpired as e:
+        return False, f"not finished within {e.timeout:.0f} s"
+
+
+def _caught(fault: Fault) -> tuple[bool, str]:
     with copy_of_the_source(fault) as env:
-        try:
-            done = run(TIERS[fault.caught_by], env)
-        except subprocess.TimeoutExpired:
-            return False, f"not finished within {LIMIT_S} s"
+        done = run(TIERS[fault.caught_by], env)
     said, again = (broken if fault.caught_by == "simulation" else failed)(done.stdout)
     # That something was never reached is no catch, nor that something hung until its limit ended it.
     if done.returncode != 1 or not again:

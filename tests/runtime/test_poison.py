@@ -263,3 +263,27 @@ def test_a_child_begins_nothing_new_once_its_worker_stops(tmp_path: Path, signum
         assert [row.kind for row in app.journal("r")][-2:] == ["CallFinished", "MessageAdded"]
     assert (tmp_path / "begun").stat().st_size == 3
     assert (tmp_path / "drained").read_text() == "19.0"
+
+
+def test_a_stop_that_comes_while_the_child_starts_is_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What to drive and the stop stand in its stdin together: it begins nothing, and the lease goes back."""
+    (tmp_path / "lasts_program.py").write_text(LASTS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    app = runpy.run_path(str(tmp_path / "lasts_program.py"))["app"]
+    app._target = "lasts_program:app"
+    with app:
+        app.start("lasts", "go", run_id="r")
+        [lease] = app._store.claim(owner.me(), agents=["lasts"], lease_s=30)
+        drive = app._alone(timedelta(seconds=20))
+        assert drive is not None
+
+        async def play() -> None:
+            stopping = asyncio.Event()
+            stopping.set()
+            await asyncio.wait_for(drive(lease, stopping), 60)
+
+        asyncio.run(play())
+        head = app._store.head("r")
+        assert (head.status, head.lease_owner, head.attempts, head.model_calls) == ("running", None, 0, 0)
+    assert not (tmp_path / "begun").exists()
+    assert (tmp_path / "drained").exists()

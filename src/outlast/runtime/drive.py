@@ -281,11 +281,8 @@ class Drive:
         fact = calling.result()
         facts = [fact] if fact is not None else []
         async with self.saving:
-            try:
+            with self._filing(facts):
                 return await self._blocking(lambda: self.writer.save(facts))
-            except LeaseLost:
-                self._file_late(facts)
-                raise
 
     async def _begin(self) -> Saved:
         try:
@@ -609,6 +606,16 @@ class Drive:
         except RuntimeError:
             log.warning("run %s: a late result came after the application was closed", self.run.id, extra=self.writer.about())
 
+    @contextlib.contextmanager
+    def _filing(self, facts: Sequence[r.Entry]) -> Iterator[None]:
+        """They are saved here; where the lease turns out to be lost they are filed, also where a stop came at the same time."""
+        try:
+            yield
+        except (LeaseLost, asyncio.CancelledError) as e:
+            if isinstance(e, LeaseLost) or isinstance(e.__cause__, LeaseLost):
+                self._file_late(facts)
+            raise
+
     def _file_late(self, facts: Sequence[r.Entry]) -> None:
         """Results that are held when the lease is gone."""
         for fact in facts:
@@ -659,13 +666,9 @@ class Drive:
         async with self.saving:
             self.unsaved = ()  # from here on they count as saved, or are filed: whoever cancels us waits for the store
             ran_by = (self.run.agent_version, self.run.code)
-            try:
+            with self._filing(held):
                 self._raise_if_lost()
                 saved = await self._blocking(lambda: self.writer.save(facts, tuple(self.tasks), draining=self.draining))
-            except (LeaseLost, asyncio.CancelledError) as e:
-                if isinstance(e, LeaseLost) or isinstance(e.__cause__, LeaseLost):
-                    self._file_late(held)
-                raise
         self.keeper.update(self.writer.lease)
         self._tell_heard()
         if self.agent.on_change == "warn" and ran_by[1] and any(isinstance(e, r.VersionChanged) for e in saved.entries):

@@ -32,7 +32,8 @@ IDLE_S = 1.0  # the longest wait between two looks: the safety net under every w
 REAP_S = 2.0  # how often dead processes' leases are looked for
 SOON = timedelta(seconds=60)  # `until_idle` waits for a timer that is at most so far away
 TRY_AGAIN_S = 300.0  # a need that cannot be judged ahead (does an `upgrade` work?): how often it is tried
-ALONE_END_S = 15.0  # for a process that drives one run to end when it is told to; longer than it gets before it is killed
+ALONE_END_S = 15.0  # for a process that drives one run to end when it is told to, or for a claim; longer than those get themselves
+SAVE_S = 5.0  # after the grace, for what has come to be saved
 CUT_S = 3.0  # for what is cut off after the grace to give its lease back
 ALONE_FROM = 2  # attempts: from the second on a run is driven alone
 
@@ -242,15 +243,14 @@ class Worker:
             if drive is not None:
                 drive.drain(self.grace)
         giving_back = asyncio.ensure_future(self._give_back_unbegun())
-        await asyncio.wait({giving_back, *self.running}, timeout=self.grace.total_seconds() + 5)
+        await asyncio.wait({giving_back, *self.running}, timeout=self.grace.total_seconds() + SAVE_S)
         for drive in self.running.values():
             if drive is not None:  # the store takes nothing any more: what is begun and unsaved is in doubt, and this process may end
                 drive.writer.stopped.set()
         alone = [task for task, drive in self.running.items() if drive is None]
         for task in self.running:
             task.cancel()
-        if self.running:
-            await asyncio.wait(list(self.running), timeout=ALONE_END_S if alone else CUT_S)
+        await asyncio.wait({giving_back, *self.running}, timeout=ALONE_END_S if alone or not giving_back.done() else CUT_S)
 
     async def _give_back_unbegun(self) -> None:
         if self.claim is not None:
