@@ -6,6 +6,8 @@ import json
 import os
 import threading
 import uuid
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -220,7 +222,7 @@ def test_only_the_result_that_changes_is_left_out(killed_at: Any) -> None:
     report = killed_at("tool.after:charge")(agent_of(now, charge), "go", model=script("now", "charge"), deps=deps)
     assert report.notes == ["the result of now (toolu_01) changes from run to run and was not compared"]
     assert any("message 5 of crash-test is" in f and "charged 2 times" in f for f in report.findings)
-    with pytest.warns(UserWarning, match="crash test of tested: the result of now"), pytest.raises(AssertionError):
+    with pytest.raises(AssertionError, match="- the result of now"):
         report.assert_ok()
 
 
@@ -262,21 +264,49 @@ def test_a_script_that_would_test_something_else_is_refused(killed_at: Any, turn
         killed_at("model.before")(agent_of(tools()["look"]), "go", model=ScriptedModel(turns), deps=deps)
 
 
-def test_a_script_of_another_agent_is_red_and_what_did_not_run_is_said(killed_at: Any) -> None:
-    renamed = killed_at("model.before")(agent_of(tools()["look"]), "go", model=script("peek"), deps=deps)
-    assert renamed.findings[0].startswith("no tool ran in the undisturbed run, and the model called peek: nothing was tested")
-    some = killed_at("model.before")(
-        agent_of(tools()["look"]), "go", model=ScriptedModel([*script("look", "peek").turns, "More."]), deps=deps
-    )
+def test_a_tool_that_is_called_something_else_by_now_is_red_and_what_did_not_run_is_said(killed_at: Any) -> None:
+    renamed = killed_at("model.before")(agent_of(tools()["look"]), "go", model=script("look", "peek"), deps=deps)
+    assert [f.partition(":")[0] for f in renamed.findings] == ["the model called peek (toolu_02), and there is no such tool"]
+    wrong = ScriptedModel([asks(use("look", "toolu_01", wrong=1)), "Done.", "More."])
+    some = killed_at("model.before")(agent_of(tools()["look"]), "go", model=wrong, deps=deps)
     assert some.ok
-    assert some.notes[0].startswith("peek (toolu_02) was called and did not run: ")
-    assert some.notes[1:] == ["the run asked for 3 of the script's 4 turns"]
+    assert some.notes[0].startswith("look (toolu_01) was called and did not run: ")
+    assert some.notes[1:] == ["the run asked for 2 of the script's 3 turns"]
+
+
+class Server:
+    """Brings tools once it is connected."""
+
+    def __init__(self, *brings: Tool[..., Any]) -> None:
+        self.brings = brings
+
+    async def connect_tools(self, stack: AsyncExitStack) -> Sequence[Tool[..., Any]]:
+        return self.brings
+
+
+@pytest.mark.parametrize("effect", EFFECTS)
+def test_the_tools_of_a_server_are_watched_too(killed_at: Any, effect: str) -> None:
+    server: Any = Server(tools()[effect])
+    agent = Agent("tested", model="anthropic:no-model-is-asked", tools=[server])
+    report = killed_at(f"tool.before:{effect}", f"tool.after:{effect}")(agent, "go", model=script(effect), deps=deps, observe=effects)
+    assert (report.findings, report.notes, report.cases) == ([], [], 2)
+
+
+def test_a_wait_that_a_person_settled_is_green(killed_at: Any) -> None:
+    @tool(effect="at_most_once")
+    def order(ctx: ToolContext[Ledger], text: str) -> Wait:
+        ctx.deps.write("order", ctx.idempotency_key)
+        return Wait(within=timedelta(hours=3), otherwise="nobody came")
+
+    killed_at("tool.after:order")(agent_of(order), "go", model=script("order"), deps=deps, observe=effects).assert_ok()
 
 
 def test_a_model_call_that_was_lost_may_need_more_budget(killed_at: Any) -> None:
     agent = agent_of(tools()["look"]).replace(limits=Limits(model_calls=2, to="lead"))
-    report = killed_at("model.before", "model.after", "tool.after:look", "model.after#2")(agent, "go", model=script("look"), deps=deps)
-    report.assert_ok()
+    points = ("model.before", "model.after", "tool.after:look", "model.after#2")
+    killed_at(*points)(agent, "go", model=script("look"), deps=deps).assert_ok()
+    killed_at(*points)(agent, "go", model=script("look"), deps=deps, approve=False).assert_ok()
+    killed_at(*points)(agent, "go", model=script("look", "look", "look"), deps=deps).assert_ok()
 
 
 def test_a_check_that_did_not_see_what_happened_is_named(killed_at: Any) -> None:

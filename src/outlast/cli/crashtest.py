@@ -213,12 +213,13 @@ class Progress:
 
 @contextlib.contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the command like an error does: its child process and its folder go with it."""
+    """SIGTERM and SIGHUP end the command like an error does: its child process and its folder go with it. Under `nohup` a hang-up is nothing."""
 
     def end(signum: int, frame: object) -> None:
         raise SystemExit(128 + signum)
 
-    before = {signum: signal.signal(signum, end) for signum in (signal.SIGTERM, signal.SIGHUP)}
+    heard = [signum for signum in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(signum) is not signal.SIG_IGN]
+    before = {signum: signal.signal(signum, end) for signum in heard}
     try:
         yield
     finally:

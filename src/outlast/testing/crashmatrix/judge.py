@@ -24,6 +24,7 @@ from outlast.tools import Tool
 
 _SHOWN = 160  # characters of a value in a finding
 _LINES = 6  # values of a list in a finding
+ACTED = ("returned", "waits")
 _UUID = re.compile(r"\b[0-9a-fA-F]{8}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{12}\b")
 Path_ = tuple[str, ...]
 
@@ -101,7 +102,7 @@ def differences(calm: Calm, found: Seen, deaths: int) -> list[str]:
         pass  # what an effect did twice shows in the messages too, and in nothing that would be news
     elif (told := _messages(calm, now)) is not None:
         out.append(told)
-    elif _compared(now, was) != was.statuses:
+    elif not _same_statuses(now, was):
         out.append(f"the checkpoints pass the statuses {_paths(now)}, undisturbed {_paths(was)}")
     calls, calm_calls = Counter(now.model_calls), Counter(was.model_calls)
     if lost := calm_calls - calls:
@@ -132,23 +133,27 @@ def _gates(was: Ended, now: Ended) -> str | None:
     def asked(ended: Ended) -> set[tuple[str, ...]]:
         return {tuple(map(str, gate)) for gate in ended.gates if gate[2] != "verification"}
 
-    lost = asked(was) - asked(now)
+    budgets = [sum(gate[2] == "budget" for gate in ended.gates) for ended in (was, now)]
+    settled = {attempt.call for attempt in now.attempts if attempt.event == "waits"} & _verified(now)  # by a person: nothing is waited for
+    lost = {gate for gate in asked(was) - asked(now) if gate[2] != "budget" and (gate[0], gate[1].partition(":")[2]) not in settled}
     more = {gate for gate in asked(now) - asked(was) if gate[2] != "budget"}
-    if lost or more:
+    if lost or more or budgets[1] < budgets[0]:
         return f"the gates differ: {_short(sorted(more))}, undisturbed {_short(sorted(lost))}"
     return None
 
 
-def _compared(now: Ended, was: Ended) -> dict[str, list[str]]:
-    """The statuses of the checkpoints; one that waits for more budget waited for what the undisturbed run did not need, so it counts as that."""
+def _verified(ended: Ended) -> set[tuple[str, str]]:
+    return {(run_id, gate_id.partition(":")[2]) for run_id, gate_id, kind, *_ in ended.gates if kind == "verification"}
+
+
+def _same_statuses(now: Ended, was: Ended) -> bool:
+    """Of each checkpoint; where either waits for more budget, a lost call of the model has only moved that."""
     budget = "waiting_for_budget"
-    return {
-        run_id: [
-            then if status == budget and then != budget else status
-            for status, then in zip(statuses, was.statuses.get(run_id, statuses), strict=False)
-        ]
+    return now.statuses.keys() == was.statuses.keys() and all(
+        len(statuses) == len(was.statuses[run_id])
+        and all(x == y or budget in (x, y) for x, y in zip(statuses, was.statuses[run_id], strict=True))
         for run_id, statuses in now.statuses.items()
-    }
+    )
 
 
 def _paths(ended: Ended) -> str:
@@ -165,14 +170,14 @@ def _effects(calm: Calm, found: Seen) -> list[str]:
     lost = [call for call in was if len(now.get(call, [])) < len(was[call])]
     shown = calm.observes and masked(found.observed, calm.changing_observed) != masked(calm.seen.observed, calm.changing_observed)
     out = [f"{was[call][0].tool} ({call[1]}): acted {len(now.get(call, []))} times, undisturbed {len(was[call])}: lost" for call in lost]
-    suspects = [call for call in repeated if _effect(calm, now[call]) != "read"] or repeated
+    suspects = [call for call in repeated if now[call][0].effect != "read"] or repeated
     for call in repeated:
         attempts = now[call]
-        if _effect(calm, attempts) == "at_most_once":
+        if attempts[0].effect == "at_most_once":
             out.append(_twice(calm, found, attempts, shown=shown))
         elif len({a.args for a in attempts}) > 1:
             out.append(f"{attempts[0].tool} ({call[1]}): sent {len(attempts)} times with other arguments each time")
-        elif (shown and call in suspects) or (not calm.observes and call in suspects and _unkeyed(calm, attempts)):
+        elif (shown and call in suspects) or (not calm.observes and call in suspects and _unkeyed(attempts)):
             out.append(_twice(calm, found, attempts, shown=shown))
     if shown and not out:
         out.append(f"observe sees something else, and no tool ran more often or less often; {_world(calm, found)}")
@@ -182,23 +187,18 @@ def _effects(calm: Calm, found: Seen) -> list[str]:
 def _returned(ended: Ended) -> dict[tuple[str, str], list[Attempt]]:
     out: dict[tuple[str, str], list[Attempt]] = {}
     for attempt in ended.attempts:
-        if attempt.event == "returned":
+        if attempt.event in ACTED:
             out.setdefault(attempt.call, []).append(attempt)
     return out
 
 
-def _effect(calm: Calm, attempts: Sequence[Attempt]) -> str:
-    tool = calm.tools.get(attempts[0].tool)
-    return tool.effect if tool is not None else "at_most_once"
-
-
-def _unkeyed(calm: Calm, attempts: Sequence[Attempt]) -> bool:
+def _unkeyed(attempts: Sequence[Attempt]) -> bool:
     """Repeated without a key that another system could know it by."""
-    return _effect(calm, attempts) == "idempotent" and not any(a.read_key for a in attempts)
+    return attempts[0].effect == "idempotent" and not any(a.read_key for a in attempts)
 
 
 def _twice(calm: Calm, found: Seen, attempts: Sequence[Attempt], *, shown: bool) -> str:
-    tool, call_id, effect = attempts[0].tool, attempts[0].call_id, _effect(calm, attempts)
+    tool, call_id, effect = attempts[0].tool, attempts[0].call_id, attempts[0].effect
     made = _keys_made(calm, found, attempts) if effect == "idempotent" else []
     what = f"{tool} ({call_id}): sent {len(attempts)} times"
     if made:
@@ -295,38 +295,44 @@ def undisturbed(first: Seen, second: Seen, tools: Mapping[str, Tool[..., Any]], 
         "a key made anew each time is no key: send ctx.idempotency_key"
         for path in sorted(observed)
     ]  # fmt: skip
-    findings += _untested(first.ended, tools)
+    silent = _silent(first.ended, tools)
+    findings += _untested(first.ended, silent, tools)
     notes = [f"{_where(first.ended, path)} changes from run to run and was not compared" for path in sorted(messages)]
     failed = Counter(
         f"{a.tool} ({a.call_id}) failed in the undisturbed run: {a.result}" for a in first.ended.attempts if a.event == "raised"
     )
     notes += [told + f", {count} times" * (count > 1) for told, count in failed.items()]
-    begun = {attempt.call for attempt in first.ended.attempts}
-    held = {(run_id, tool) for run_id, _, kind, tool, outcome in first.ended.gates if kind == "approval" and outcome != "approved"}
-    notes += [
-        f"{name} ({call[1]}) was called and did not run: {_short(told)}"
-        for call, (name, told) in _called(first.ended).items()
-        if call not in begun and (call[0], name) not in held and (name not in tools or tools[name].agent is None)
-    ]
+    notes += [f"{name} ({call[1]}) was called and did not run: {_short(told)}" for call, (name, told) in silent.items()]
     return calm, findings, notes
 
 
-def _untested(ended: Ended, tools: Mapping[str, Tool[..., Any]]) -> list[str]:
+def _silent(ended: Ended, tools: Mapping[str, Tool[..., Any]]) -> dict[tuple[str, str], tuple[str, Any]]:
+    """Calls of the model that began no tool, and that nobody refused: (the name, what the model was told)."""
+    begun = {attempt.call for attempt in ended.attempts}
+    held = {(run_id, tool) for run_id, _, kind, tool, outcome in ended.gates if kind == "approval" and outcome != "approved"}
+    return {
+        call: (name, told)
+        for call, (name, told) in _called(ended).items()
+        if call not in begun and (call[0], name) not in held and (name not in tools or tools[name].agent is None)
+    }
+
+
+def _untested(ended: Ended, silent: Mapping[tuple[str, str], tuple[str, Any]], tools: Mapping[str, Tool[..., Any]]) -> list[str]:
     """Calls that could show nothing, whatever is killed: a test of them would be green without a reason."""
-    returned = {a.call for a in ended.attempts if a.event == "returned"}
+    returned = {a.call for a in ended.attempts if a.event in ACTED}
     broke = {a.call: a for a in ended.attempts if a.event == "raised" and not str(a.result).startswith("CancelledError:")}
     out = [
         f"{a.tool} ({a.call_id}) never came back in the undisturbed run ({a.result}): what it does was not tested; give it what it needs "
         "(deps=), or raise ToolFailed where that is its answer"
         for call, a in broke.items()
-        if call not in returned and (tool := tools.get(a.tool)) is not None and tool.effect != "read"
+        if call not in returned and a.effect != "read"
     ]  # fmt: skip
-    held = any(kind == "approval" and outcome != "approved" for _, _, kind, _, outcome in ended.gates)
-    ours = {name for name, _ in _called(ended).values() if name not in tools or tools[name].agent is None}
-    if ours and not ended.attempts and not held:
-        out.append(
-            f"no tool ran in the undisturbed run, and the model called {', '.join(sorted(ours))}: nothing was tested; is the script this agent's?"
-        )
+    known = tools.keys() | {attempt.tool for attempt in ended.attempts}  # those that a server brought too
+    out += [
+        f"the model called {name} ({call[1]}), and there is no such tool: nothing of it was tested; is it called something else by now?"
+        for call, (name, _) in silent.items()
+        if name not in known
+    ]
     return out
 
 

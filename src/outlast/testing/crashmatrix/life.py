@@ -55,6 +55,7 @@ class Setup:
     fixed_deps: Any = None  # of an app that was given an object; made before the fork, each process has its copy
     engine: str | None = None  # its URL: who takes the steps; None: the process itself
     apart: str = ""  # of this crash test: what its cases are called in the engine
+    more_budget: bool = False  # is given where it is asked for, whatever `approve` says: the undisturbed run did not need any
 
 
 @dataclass
@@ -117,9 +118,10 @@ class Case:
             _be_child(self, die_at)
         try:
             code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        except BaseException:  # Ctrl-C: no child outlives us
-            with suppress(ProcessLookupError):
+        except BaseException:  # Ctrl-C: no child outlives us, or writes into a folder that is being removed
+            with suppress(ProcessLookupError, ChildProcessError):
                 os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
             raise
         if code == -signal.SIGKILL and die_at is not None:
             return None
@@ -160,7 +162,7 @@ def _be_child(case: Case, die_at: str | None) -> NoReturn:
     code = 1
     try:
         gc.freeze()  # the caller's objects are the caller's to close
-        for number in (signal.SIGALRM, signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGALRM, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
         signal.alarm(LIMIT_S)
         _redirect(case.folder / f"said.{case.lives}")
@@ -214,7 +216,7 @@ def _drive(case: Case) -> dict[str, Any]:
     with Outlast(
         folder / "outlast.db", agents=[agent], deps=None if lifespan else deps, lifespan=lifespan, clock=now, engine=engine or "built-in"
     ) as app:
-        person = Person(app, now, folder / "clock", case.log, approve=setup.approve)
+        person = Person(app, now, folder / "clock", case.log, approve=setup.approve, more_budget=setup.more_budget)
         if engine is None:
             run = _driven(app, agent, setup.input, person)
         else:

@@ -116,6 +116,7 @@ class _Matrix:
         places = dict(points_of(passed))
         if unknown := [spec for spec in at if spec not in places]:
             raise UsageError(f"the undisturbed run never passes {' nor '.join(unknown)}", hint=f"it passes {', '.join(places)}")
+        self.setup = replace(self.setup, more_budget=not any(gate[2] == "budget" for gate in calm.seen.ended.gates))
         self.report.notes += notes
         self.report.findings += unequal + control(self._folder, replace(CONTROL, engine=self.setup.engine, apart=self.setup.apart))
         firsts = [(spec, place) for spec, place in places.items() if not at or spec in at]

@@ -49,11 +49,12 @@ class CrashReport:
         return not self.findings
 
     def assert_ok(self) -> None:
-        """Raise AssertionError with every finding, if there is one. What was not compared is warned of."""
+        """Raise AssertionError with every finding, if there is one. What was not compared stands there too; where all is well it is warned of."""
+        if self.findings:
+            notes = ["not compared, or worth a look", *(f"- {note}" for note in self.notes)] if self.notes else []
+            raise AssertionError("\n".join([self.headline(), *(f"- {finding}" for finding in self.findings), *notes]))
         for note in self.notes:
             warnings.warn(f"crash test of {self.agent}: {note}", stacklevel=2)
-        if self.findings:
-            raise AssertionError("\n".join([self.headline(), *(f"- {finding}" for finding in self.findings)]))
 
     def headline(self) -> str:
         """The result in one line."""

@@ -2,6 +2,7 @@
 
     begun     the function is about to be called; with the key it may use
     returned  it came back, with its result; `read_key`: it asked for `ctx.idempotency_key`; `made`: the random UUIDs that it made
+    waits     it came back with a Wait: it acted, and what answers the call comes later
     refused   it said that it surely did nothing: ToolFailed
     raised    it came back with another exception
 
@@ -18,7 +19,8 @@ import inspect
 import json
 import os
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,9 +29,9 @@ from typing import Any, Literal, TypeAlias
 from outlast.agent import Agent
 from outlast.core import codec
 from outlast.errors import ToolFailed, UsageError
-from outlast.tools import Tool, ToolContext, ToolResult
+from outlast.tools import Tool, ToolContext, ToolResult, ToolSource, Wait
 
-Event: TypeAlias = Literal["begun", "returned", "refused", "raised"]
+Event: TypeAlias = Literal["begun", "returned", "waits", "refused", "raised"]
 _HIDDEN = "outlast_context"  # the parameter through which a tool that takes no context is told of its call all the same
 
 
@@ -43,6 +45,7 @@ class Attempt:
     tool: str
     key: str
     args: str
+    effect: str
     result: Any = None
     read_key: bool = False
     made: tuple[str, ...] = ()
@@ -78,9 +81,21 @@ def watched(agent: Agent[Any], log: Path, *, model: Any = None, made: dict[int, 
                          hint="give the sub-agent a ScriptedModel of its own before it becomes a tool")  # fmt: skip
     made = made if made is not None else {}  # a sub-agent may be a tool of several: it stays one agent
     tools = [_watched(tool, log, made) for tool in agent.tools]
-    twin = agent.replace(model=model or agent.model, tools=[*tools, *agent.sources]).one_by_one()
+    sources = [_Source(source, log) for source in agent.sources]
+    twin = agent.replace(model=model or agent.model, tools=[*tools, *sources]).one_by_one()
     made[id(agent)] = twin
     return twin
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A server whose tools leave lines too. Two agents' same server stays one."""
+
+    server: ToolSource
+    log: Path
+
+    async def connect_tools(self, stack: AsyncExitStack) -> Sequence[Tool[..., Any]]:
+        return [_watched(tool, self.log, {}) for tool in await self.server.connect_tools(stack)]
 
 
 def tools_of(agent: Agent[Any]) -> dict[str, Tool[..., Any]]:
@@ -146,7 +161,7 @@ def _wrapper(tool: Tool[..., Any], context_name: str, log: Path) -> Callable[...
             args = codec.digest(codec.stored({name: value for name, value in kwargs.items() if name != context_name})[1])
         except codec.Unstorable:
             args = ""
-        line = Attempt(event, ctx.run_id, ctx.call_id, tool.name, key, args, _kept(result), ctx.key_was_read(), made)
+        line = Attempt(event, ctx.run_id, ctx.call_id, tool.name, key, args, tool.effect, _kept(result), ctx.key_was_read(), made)
         append(log, codec.encode(dataclasses.asdict(line)))
 
     def begin(kwargs: dict[str, Any]) -> tuple[_Watched, dict[str, Any], str]:
@@ -165,7 +180,7 @@ def _wrapper(tool: Tool[..., Any], context_name: str, log: Path) -> Callable[...
         except BaseException as e:
             write("refused" if isinstance(e, ToolFailed) else "raised", ctx, kwargs, key, f"{type(e).__name__}: {e}")
             raise
-        write("returned", ctx, kwargs, key, result)
+        write(_how(result), ctx, kwargs, key, result)
         return result
 
     @functools.wraps(function)
@@ -183,14 +198,20 @@ def _wrapper(tool: Tool[..., Any], context_name: str, log: Path) -> Callable[...
             raise
         if inspect.isawaitable(value):
             return awaited(value, ctx, kwargs, key)
-        write("returned", ctx, kwargs, key, value)
+        write(_how(value), ctx, kwargs, key, value)
         return value
 
     return acts_async if inspect.iscoroutinefunction(function) else acts
 
 
+def _how(value: Any) -> Event:
+    return "waits" if isinstance(value, Wait) else "returned"
+
+
 def _kept(value: Any) -> Any:
-    """What a person would find: the result as it would be stored."""
+    """What a person would find: the result as it would be stored; of a wait what it ends with, as nobody sends a crash test an event."""
+    if isinstance(value, Wait):
+        return value.otherwise
     if isinstance(value, ToolResult):
         value = value.content
     try:
