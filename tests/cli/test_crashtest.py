@@ -159,7 +159,8 @@ app = Agent("slow", model=ScriptedModel([]), tools=[wait])
     shell.write("script.json", '[[{"type": "tool_use", "id": "t", "name": "wait", "input": {}}], "Done."]')
     temporary = shell.folder / "tmp"
     temporary.mkdir()
-    testing = subprocess.Popen(shell.command("crashtest", "slow", "--script", "script.json"), cwd=shell.folder,
+    hears = "import os, signal, sys; signal.signal(signal.SIGHUP, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"  # under nohup too
+    testing = subprocess.Popen([sys.executable, "-c", hears, *shell.command("crashtest", "slow", "--script", "script.json")], cwd=shell.folder,
                                env={**shell.env, "TMPDIR": str(temporary)}, stderr=subprocess.PIPE, text=True)  # fmt: skip
     try:
         end = monotonic() + LIMIT_S

@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any
 
@@ -232,3 +233,31 @@ def test_a_mistyped_command_is_no_success(given: list[str], why: str, capsys: py
         main(given)
     assert ended.value.code == 2
     assert why in capsys.readouterr().err
+
+
+# ---- what its world does ------------------------------------------------------------------------------------------------------
+
+
+def test_an_answer_is_lost_after_what_was_sent_has_landed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a person looks in between and says "run it again", and no journal can help (seed 910111192, with a wire that took no time)."""
+    send, in_world = world.Receivers.send, Schedule.in_world
+    landing: ContextVar[list[bool] | None] = ContextVar("landing", default=None)
+    lost: list[bool] = []
+
+    async def watched(*args: Any, **more: Any) -> Any:
+        landed: list[bool] = []
+        landing.set(landed)
+        try:
+            return await send(*args, **more)
+        except ConnectionError:
+            lost.append(bool(landed))
+            raise
+
+    def noted(self: Schedule, after: float, f: Callable[[], object]) -> None:
+        landed = landing.get()
+        in_world(self, after, lambda: (landed.append(True) if landed is not None else None, f()))
+
+    monkeypatch.setattr(world.Receivers, "send", watched)
+    monkeypatch.setattr(Schedule, "in_world", noted)
+    assert run(range(FIRST, FIRST + 400)).found is None
+    assert len(lost) >= 4 and all(lost)

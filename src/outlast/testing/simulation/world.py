@@ -95,7 +95,7 @@ class Receivers:
             sim.in_world(wire, lambda: self.land(key, json.dumps(args, sort_keys=True), dedupes=dedupes, forgets=forgets))
             sim.point("wire")
             if mishap == 2:  # known only once it has landed: whoever raises earlier than what it sent lands cannot be helped by a journal
-                await asyncio.sleep(wire)
+                await asyncio.sleep(wire + 0.01)
                 raise ConnectionError("the answer was lost")
             back = 60.0 if mishap == 3 else 9.0 if mishap == 4 else (0.1, 3.0)[sim.choices.pick(2, 0.4)]
             await asyncio.sleep(wire + back)
