@@ -66,8 +66,8 @@ class Worker:
         self.lease_s, self.until_idle, self.drive, self.blocking = lease_s, until_idle, drive, blocking
         self.satisfies, self.alone, self.sweep = satisfies, alone, sweep
         self.running: dict[asyncio.Task[None], Drive | None] = {}
-        self.claim: asyncio.Future[Sequence[base.Lease]] | None = None  # under way, or what it took is not all begun yet
-        self.taken: list[base.Lease] = []  # of it: not begun yet
+        self.claim: asyncio.Future[Sequence[base.Lease]] | None = None  # under way
+        self.taken: list[base.Lease] = []  # by the last one, and not begun yet
         self.changed = asyncio.Event()
         self.stopping = asyncio.Event()
         self.reaped_at = 0.0

@@ -19,12 +19,11 @@ from typing import Any
 
 from outlast.errors import UsageError
 from outlast.testing.crashmatrix.life import Ended
-from outlast.testing.crashmatrix.watch import Attempt
+from outlast.testing.crashmatrix.watch import ACTED, Attempt
 from outlast.tools import Tool
 
 _SHOWN = 160  # characters of a value in a finding
 _LINES = 6  # values of a list in a finding
-ACTED = ("returned", "waits")
 _UUID = re.compile(r"\b[0-9a-fA-F]{8}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{12}\b")
 Path_ = tuple[str, ...]
 

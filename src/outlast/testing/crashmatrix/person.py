@@ -14,7 +14,7 @@ from outlast.app import Outlast
 from outlast.documents import Gate
 from outlast.errors import RunBusy
 from outlast.runtime.clock import ManualClock
-from outlast.testing.crashmatrix.watch import append, read
+from outlast.testing.crashmatrix.watch import ACTED, append, read
 
 WHO = "the crash test"
 
@@ -50,7 +50,7 @@ class Person:
 
     def _verify(self, gate: Gate) -> None:
         lines = [line for line in read(self.log) if line.call == (gate.run_id, gate.call_id)]
-        returned = next((line for line in lines if line.event in ("returned", "waits")), None)
+        returned = next((line for line in lines if line.event in ACTED), None)
         if returned is not None:
             self.app.verify(gate.run_id, gate.gate_id, outcome="happened", decided_by=WHO, result=returned.result)
         elif lines and lines[-1].event != "refused":

@@ -32,6 +32,7 @@ from outlast.errors import ToolFailed, UsageError
 from outlast.tools import Tool, ToolContext, ToolResult, ToolSource, Wait
 
 Event: TypeAlias = Literal["begun", "returned", "waits", "refused", "raised"]
+ACTED: tuple[Event, ...] = ("returned", "waits")
 _HIDDEN = "outlast_context"  # the parameter through which a tool that takes no context is told of its call all the same
 
 
