@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -41,16 +43,19 @@ def test_refused_with_exit_code_2(tmp_path: Path, args: list[str], env: dict[str
     assert not list(tmp_path.iterdir())
 
 
+def link(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """Where it is served, and the code to log in with, as soon as it has said so."""
+    assert process.stderr is not None
+    for line in process.stderr:
+        if found := re.search(r"(http://127\.0\.0\.1:\d+)/login\?code=(\S+)", line):
+            return found[1], found[2]
+    raise AssertionError(f"it said no link and ended with {process.wait(30)}")
+
+
 def test_served_on_loopback_with_a_link_and_ended_by_a_signal(tmp_path: Path) -> None:
     process = outlast(tmp_path, "--port", "0", "--store", "a.db")
-    assert process.stderr is not None
-    link = ""
-    for line in process.stderr:
-        if found := re.search(r"http://127\.0\.0\.1:\d+/login\?code=\S+", line):
-            link = found[0]
-            break
-    base, code = link.split("/login?code=")
     try:
+        base, code = link(process)
         assert httpx.get(base + "/api/v1/health").json()["status"] == "ok"
         assert httpx.get(base + "/inbox").status_code == 401
         with httpx.Client(base_url=base, headers={"Origin": base}) as client:
@@ -62,6 +67,25 @@ def test_served_on_loopback_with_a_link_and_ended_by_a_signal(tmp_path: Path) ->
                 assert process.wait(30) == 0
     finally:
         process.kill()
+    assert process.stderr is not None
+    assert "Traceback" not in process.stderr.read()
+
+
+def test_whoever_was_told_the_link_is_not_refused() -> None:
+    sock = web.listening("127.0.0.1", 0)
+    with contextlib.closing(sock), socket.create_connection(sock.getsockname(), timeout=30):
+        pass  # it waits in the queue, however long the server takes to begin
+
+
+def test_ended_in_the_moment_in_which_the_link_is_said(tmp_path: Path) -> None:
+    process = outlast(tmp_path, "--port", "0", "--store", "a.db")
+    try:
+        link(process)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+    assert process.stderr is not None
     assert "Traceback" not in process.stderr.read()
 
 
@@ -79,7 +103,6 @@ def test_the_names_a_server_answers_to() -> None:
 
 def test_a_port_in_use_is_said(tmp_path: Path) -> None:
     sock = web.listening("127.0.0.1", 0)
-    sock.listen()
     with pytest.raises(UsageError, match="cannot be served"):
         web.listening("127.0.0.1", sock.getsockname()[1])
     sock.close()

@@ -24,6 +24,7 @@ from outlast.errors import UsageError
 if TYPE_CHECKING:
     from outlast import Outlast
 
+BACKLOG = 2048  # connections that wait to be accepted: uvicorn's own number
 END_S = 3  # open pages are told to go; nobody waits longer for them
 
 
@@ -109,6 +110,7 @@ def listening(host: str, port: int) -> socket.socket:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         sock.bind((plain, port))
+        sock.listen(BACKLOG)  # from here on nobody is refused who was told the address, and nobody else gets it
     except OSError as e:
         sock.close()
         raise UsageError(f"{shown(host)}:{port} cannot be served: {e.strerror}", hint="another --port") from None
@@ -123,6 +125,11 @@ def serve(app: Outlast, door: Any, sock: socket.socket, url: str, code: str) -> 
     built = build(app, door)
 
     class Server(uvicorn.Server):
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            render.say(f"outlast: {url} for {door.tokens.by}", err=True)  # it answers now, and a signal ends it in order
+            render.say(f"log in, once and within ten minutes: {url}/login?code={code}", err=True)
+
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
             built.site.hub.close()  # before uvicorn waits for the streams to end
             await super().shutdown(sockets)
@@ -130,8 +137,6 @@ def serve(app: Outlast, door: Any, sock: socket.socket, url: str, code: str) -> 
 
     config = uvicorn.Config(
         built, log_config=None, access_log=False, server_header=False, date_header=True, lifespan="on", timeout_graceful_shutdown=END_S,
-        proxy_headers=False, h11_max_incomplete_event_size=64 * 1024, limit_concurrency=2000)  # fmt: skip
-    render.say(f"outlast: {url} for {door.tokens.by}", err=True)
-    render.say(f"log in, once and within ten minutes: {url}/login?code={code}", err=True)
+        proxy_headers=False, backlog=BACKLOG, h11_max_incomplete_event_size=64 * 1024, limit_concurrency=2000)  # fmt: skip
     os.environ.pop("OUTLAST_WEB_TOKEN", None)  # no child of this process needs it
     Server(config).run(sockets=[sock])
