@@ -168,7 +168,8 @@ class OpenRun:
         """Run one pending call by its effect, save its result and give the tool_result; the last one of a batch appends the user message.
 
         Raises UsageError where the call is not pending; LeaseLost, StoreError. A call whose outcome is unknown gives an error result that
-        says so, and the run waits.
+        says so, and the run waits. Where it is stopped (a time-out around it), what is known is saved first: a `read` or `idempotent` call is
+        pending again, with its key, and of an `at_most_once` one that had begun a person is asked.
         """
         if not isinstance(call, Mapping):
             raise UsageError(f"call must be a tool_use block, not {type(call).__name__}", hint="use the blocks in run.pending")
@@ -181,10 +182,9 @@ class OpenRun:
             raise UsageError(f"{call_id!r} runs already", hint="run each block of run.pending once")
         self._under_way.add(ready.call_id)
         try:
-            saved = await self._drive.one(ready)
+            saved = await self._drive.one(ready, self._after)
         finally:
             self._under_way.discard(ready.call_id)
-        self._after(saved)
         for entry in saved.entries:
             if isinstance(entry, r.MessageAdded):
                 for block in m.blocks(entry.message):

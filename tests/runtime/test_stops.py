@@ -16,9 +16,9 @@ import pytest
 from tests.support.waiting import LIMIT_S, happens
 from tests.support.world import assert_whole, use
 
-from outlast import Agent, Outlast, Retry, tool
+from outlast import Agent, Outlast, Retry, ToolContext, tool
 from outlast.core import run as r
-from outlast.errors import LeaseLost, StoreError
+from outlast.errors import LeaseLost, Refused, StoreError
 from outlast.models import ModelRequest, ScriptedModel
 from outlast.runtime import drive as drives
 from outlast.runtime import perform
@@ -328,6 +328,125 @@ def test_calls_of_a_loop_of_ones_own_run_side_by_side(tmp_path: Path, monkeypatc
         asyncio.run(play())
         assert held.most == 1
         assert [b["content"] for b in run.messages[-1]["content"]] == ["0", "1", "2", "3", "4", "5"]
+
+
+@pytest.mark.parametrize("stopped", [False, True], ids=["", "stopped"])
+def test_a_call_of_ones_own_that_comes_back_while_another_is_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stopped: bool) -> None:
+    """What is decided for the one knows that the other still runs; and its result, which waits for its turn, is not lost by a stop."""
+
+    @tool(effect="read")
+    async def look() -> str:
+        """Look."""
+        return "seen"
+
+    @tool(effect="at_most_once")
+    async def pay() -> str:
+        """Pay."""
+        begun.set()
+        await back.wait()
+        paid.set()
+        return "paid"
+
+    async def play(run: Any, held: Held) -> list[Any]:
+        nonlocal begun, back, paid
+        begun, back, paid = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        second, first = (asyncio.ensure_future(run.call(call)) for call in reversed(run.pending))
+        await begun.wait()
+        await asyncio.to_thread(happens, held.begun)
+        back.set()
+        await paid.wait()
+        for task in (first, second) if stopped else ():
+            task.cancel()
+        await asyncio.sleep(0)
+        held.go_on.set()
+        return await asyncio.gather(first, second, return_exceptions=True)
+
+    begun = back = paid = asyncio.Event()
+    with Outlast(tmp_path / "o.db") as app, app.open("r", "go", tools=[look, pay]) as run:
+        run.append([use("look", "A"), use("pay", "B")])
+        held = Held(app, lambda batch: any(isinstance(e, r.CallFinished) and e.call_id == "A" for e in batch.entries))
+        monkeypatch.setattr(app._store, "append", held)
+        came = asyncio.run(play(run, held))
+        assert all(isinstance(x, asyncio.CancelledError) for x in came) if stopped else [x["content"] for x in came] == ["seen", "paid"]
+        assert (run.status, run.pending) == ("running", [])
+        assert [b["content"] for b in run.messages[-1]["content"]] == ["seen", "paid"]
+        assert_whole(app, "r")
+
+
+@pytest.mark.parametrize("effect, again", [("at_most_once", False), ("idempotent", True), ("read", True)])
+def test_a_call_of_ones_own_that_was_stopped_is_decided_again(tmp_path: Path, effect: Any, again: bool) -> None:
+    keys: list[str] = []
+
+    @tool(effect=effect)
+    async def act(ctx: ToolContext[Any]) -> str:
+        """Act."""
+        keys.append(ctx.idempotency_key)
+        begun.set()
+        await back.wait()
+        return "acted"
+
+    async def play(run: Any) -> None:
+        nonlocal begun, back
+        begun, back = asyncio.Event(), asyncio.Event()
+        call = run.pending[0]
+        task = asyncio.ensure_future(run.call(call))
+        await begun.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        back.set()
+        if again:
+            assert (run.status, run.pending) == ("running", [call])
+            assert (await run.call(call))["content"] == "acted"
+        else:
+            assert (run.status, run.pending) == ("waiting_for_verification", [])
+            with pytest.raises(Refused, match="act was started and its outcome is unknown: it was stopped while it ran"):
+                await run.call(call)
+
+    begun = back = asyncio.Event()
+    with Outlast(tmp_path / "o.db") as app, app.open("r", "go", tools=[act]) as run:
+        run.append([use("act", "A")])
+        asyncio.run(play(run))
+        assert len(keys) == 1 + again and len(set(keys)) == 1
+        assert_whole(app, "r")
+
+
+def test_a_call_of_ones_own_that_was_stopped_twice_is_not_made_again(tmp_path: Path) -> None:
+    """Nobody had the time to write down that its outcome is unknown."""
+    acted: list[str] = []
+
+    @tool(effect="at_most_once")
+    async def act() -> str:
+        """Act, and hear of no stop."""
+        acted.append("act")
+        begun.set()
+        try:
+            await never.wait()
+        except asyncio.CancelledError:
+            stopping.set()
+            await never.wait()
+        return "acted"
+
+    async def play(run: Any) -> None:
+        nonlocal begun, stopping, never
+        begun, stopping, never = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        call = run.pending[0]
+        task = asyncio.ensure_future(run.call(call))
+        for heard in (begun, stopping):
+            await heard.wait()
+            task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        said = await asyncio.wait_for(run.call(call), LIMIT_S)
+        assert said["content"].startswith("no result yet: act was started and its outcome is unknown")
+        assert run.status == "waiting_for_verification"
+
+    begun = stopping = never = asyncio.Event()
+    with Outlast(tmp_path / "o.db") as app, app.open("r", "go", tools=[act]) as run:
+        run.append([use("act", "A")])
+        asyncio.run(play(run))
+        assert acted == ["act"]
+        assert_whole(app, "r")
 
 
 STUBBORN = '''

@@ -264,25 +264,50 @@ class Drive:
                 break
         return not self.lost
 
-    async def one(self, call: s.RunCall) -> Saved:
-        """Run one call and save what came of it: for a program that drives by hand. One whose lease is lost is stopped at once."""
+    async def one(self, call: s.RunCall, after: Callable[[Saved], None]) -> Saved:
+        """Run one call and save what came of it: for a program that drives by hand. One whose lease is lost is stopped at once.
+
+        `after` hears what was saved, also where nobody waits for it any more: before a stop is raised, the result that has come is saved, or
+        that the outcome is unknown, so that nothing is run again which may have acted.
+        """
         if self._loop is not (loop := asyncio.get_running_loop()) or self.gone is None:
             self._loop, self.saving, self.news, self.gone = loop, asyncio.Lock(), News(), asyncio.Event()
         self._raise_if_lost()
-        calling, gone = asyncio.ensure_future(self._call(call)), asyncio.ensure_future(self.gone.wait())
+        calling = self.tasks[call.call_id] = asyncio.ensure_future(self._call(call))
+        gone = asyncio.ensure_future(self.gone.wait())
+        stop: asyncio.CancelledError | None = None
         try:
-            await asyncio.wait({calling, gone}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            gone.cancel()
+            try:
+                await asyncio.wait({calling, gone}, return_when=asyncio.FIRST_COMPLETED)
+            except asyncio.CancelledError as e:
+                stop = e
             if not calling.done():
                 calling.cancel()
                 await asyncio.wait({calling}, timeout=2 * perform.GRACE_S)
-        self._raise_if_lost(calling)
-        fact = calling.result()
+            self._raise_if_lost(calling)
+            fact = calling.result() if stop is None else self._stopped(call.call_id, calling, "it")
+            saved = await self._to_its_end(asyncio.ensure_future(self._save_called(call.call_id, fact, after)))
+        except BaseException as e:
+            self.tasks.pop(call.call_id, None)
+            if stop is None or e is stop:
+                raise
+            raise stop from e
+        finally:
+            gone.cancel()
+        if stop is not None:
+            raise stop
+        return saved
+
+    async def _save_called(self, call_id: str, fact: r.Entry | None, after: Callable[[Saved], None]) -> Saved:
         facts = [fact] if fact is not None else []
-        async with self.saving:
-            with self._filing(facts):
-                return await self._blocking(lambda: self.writer.save(facts))
+        with self._filing(facts):
+            async with self.saving:
+                self.tasks.pop(
+                    call_id, None
+                )  # not before: what another call's save decides meanwhile must know that this one is not in doubt
+                saved = await self._blocking(lambda: self.writer.save(facts, tuple(self.tasks)))
+                after(saved)
+                return saved
 
     async def _begin(self) -> Saved:
         try:
@@ -513,6 +538,8 @@ class Drive:
         entry, tool = self.run.call(call.call_id), self.agent.tool(call.name)
         if entry is None or tool is None or entry.result is not None:
             return None
+        if call.intent and entry.started is not None and entry.started.attempt >= call.attempt:
+            return None  # decided before that attempt began, of which nobody knows what became: it is decided again
         late = self._late_for(call, entry)
         if call.check:
             outcome = await perform.look(call, tool, self._context(call, tool, entry))
@@ -644,16 +671,19 @@ class Drive:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks.values(), timeout=2 * perform.GRACE_S)
-        facts: list[r.Entry] = []
-        for call_id, task in tasks.items():
-            call = self.run.call(call_id)
-            if task.done() and not task.cancelled() and task.exception() is None and (fact := task.result()) is not None:
-                facts.append(fact)
-            elif task.done() and call is not None and self._never_acted(call):
-                facts.append(r.CallSkipped(call_id, "the worker was stopped before it began"))
-            elif call is not None and call.begun and call.effect == "at_most_once" and call.doubt is None:
-                facts.append(r.CallDoubted(call_id, "the worker was stopped while it ran"))
-        return facts
+        facts = [self._stopped(call_id, task, "the worker") for call_id, task in tasks.items()]
+        return [fact for fact in facts if fact is not None]
+
+    def _stopped(self, call_id: str, task: asyncio.Task[r.Entry | None], who: str) -> r.Entry | None:
+        """What remains of a call whose task was told to stop."""
+        call = self.run.call(call_id)
+        if task.done() and not task.cancelled() and task.exception() is None and (fact := task.result()) is not None:
+            return fact
+        if task.done() and call is not None and self._never_acted(call):
+            return r.CallSkipped(call_id, f"{who} was stopped before it began")
+        if call is not None and call.begun and call.effect == "at_most_once" and call.doubt is None:
+            return r.CallDoubted(call_id, f"{who} was stopped while it ran")
+        return None
 
     def _never_acted(self, call: r.Call) -> bool:
         """Is its open intent one of ours that came to nothing? (One of an earlier attempt, by whomever, may have acted.)"""
@@ -717,12 +747,16 @@ class Drive:
             raise LeaseLost(f"run {self.run.id} is held by somebody else now", run_id=self.run.id)
 
     async def _blocking(self, f: Callable[..., T], *args: Any) -> T:
-        """Run a store call in a thread. A cancelled waiter's call still counts as made: it is waited for, however often we are cancelled.
+        """Run a store call in a thread, to its end."""
+        loop = asyncio.get_running_loop()
+        return await self._to_its_end(loop.run_in_executor(self.threads, contextvars.copy_context().run, f, *args))
+
+    async def _to_its_end(self, future: asyncio.Future[T]) -> T:
+        """What is begun with the store counts as made: it is waited for, however often we are cancelled.
 
         What it raised then is the cancellation's cause.
         """
         loop = asyncio.get_running_loop()
-        future = loop.run_in_executor(self.threads, contextvars.copy_context().run, f, *args)
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError as stop:
