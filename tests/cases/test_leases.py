@@ -265,7 +265,7 @@ def test_heartbeat_starved_by_sync_tool(colour: str, make_app: MakeApp, ledger: 
 
     slow = tool(effect="read", name="slow")(hog if colour == "sync" else hog_async)
     agent = Agent("a", model=ScriptedModel([[use("slow")], "Done."]), tools=[slow])
-    app = make_app(agent, lease=timedelta(seconds=1))
+    app = make_app(agent, lease=timedelta(seconds=3))
     run = app.run_sync(agent, "go", run_id="r")
     assert (run.status, run.attempts) == ("done", 0)
     assert len(ledger.lines()) == 1

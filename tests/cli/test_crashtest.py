@@ -176,6 +176,29 @@ app = Agent("slow", model=ScriptedModel([]), tools=[wait])
     assert ("interrupted after no case; nothing is reported" in err) == (signum is signal.SIGINT)
 
 
+def test_under_nohup_the_end_of_a_terminal_is_nothing_to_the_cases_either(shell: Shell) -> None:
+    shell.write(
+        "hung_up.py",
+        """
+import os, signal
+from outlast import Agent, tool
+from outlast.models import ScriptedModel
+
+@tool(effect="read")
+def look() -> str:
+    os.killpg(0, signal.SIGHUP)  # a terminal tells everybody
+    return "seen"
+
+app = Agent("hung-up", model=ScriptedModel([]), tools=[look])
+""",
+    )
+    shell.write("script.json", '[[{"type": "tool_use", "id": "t", "name": "look", "input": {}}], "Done."]')
+    nohup = "import os, signal, sys; signal.signal(signal.SIGHUP, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
+    done = subprocess.run([sys.executable, "-c", nohup, *shell.command("crashtest", "hung_up", "--script", "script.json")], cwd=shell.folder,
+                          env=shell.env, start_new_session=True, capture_output=True, text=True, timeout=600, check=False)  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_init_makes_a_project_whose_tests_pass(shell: Shell) -> None:
     done = shell.outlast("init", "refund-desk")
     assert done.code == 0, done

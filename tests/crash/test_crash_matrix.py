@@ -18,7 +18,7 @@ from xml.etree import ElementTree as ET
 import pytest
 from tests.support.world import EFFECTS, GATE, Ledger, asks, tools, use
 
-from outlast import Agent, Limits, Outcome, Tool, ToolContext, Wait, approval, tool
+from outlast import Agent, Limits, Outcome, Tool, ToolContext, ToolResult, Wait, approval, tool
 from outlast.errors import ToolFailed, UsageError
 from outlast.models import ScriptedModel
 from outlast.testing import CrashMatrix, CrashReport
@@ -274,6 +274,22 @@ def test_a_tool_that_is_called_something_else_by_now_is_red_and_what_did_not_run
     assert some.notes[1:] == ["the run asked for 2 of the script's 3 turns"]
 
 
+def test_what_the_model_was_told_says_whether_there_is_such_a_tool(killed_at: Any) -> None:
+    """Not the names that somebody knows: a server's tool exists, and a sub-agent's is none of its parent's."""
+    look: Any = Server(tools()["look"])
+    served = Agent("tested", model="anthropic:no-model-is-asked", tools=[look])
+    wrong = ScriptedModel([asks(use("look", "toolu_01", wrong=1)), "Done."])
+    fine = killed_at("model.before")(served, "go", model=wrong, deps=deps)
+    assert fine.ok
+    assert fine.notes[0].startswith("look (toolu_01) was called and did not run: ")
+
+    part = Agent("part", model=script("deliver"), tools=[tools()["deliver"]])
+    made = agent_of(part.as_tool(description="Does a part."))
+    model = ScriptedModel([asks(use("part", task="do your part")), asks(use("deliver", "toolu_02", text="x")), "Done."])
+    none = killed_at("model.before")(made, "go", model=model, deps=deps)
+    assert [f.partition(":")[0] for f in none.findings] == ["the model called deliver (toolu_02), and there is no such tool"]
+
+
 class Server:
     """Brings tools once it is connected."""
 
@@ -292,11 +308,26 @@ def test_the_tools_of_a_server_are_watched_too(killed_at: Any, effect: str) -> N
     assert (report.findings, report.notes, report.cases) == ([], [], 2)
 
 
-def test_a_wait_that_a_person_settled_is_green(killed_at: Any) -> None:
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Wait(within=timedelta(hours=3), otherwise="nobody came"),
+        Wait(within=timedelta(hours=3)),
+        None,
+        ToolResult("there is no such parcel", is_error=True),
+        ToolResult("on its way"),
+        ToolResult([{"type": "text", "text": "on its way"}]),
+        {"parcel": 7},
+    ],
+    ids=["wait", "wait for nothing", "none", "error", "text", "blocks", "value"],
+)
+def test_what_a_person_confirms_is_green_whatever_the_tool_answers(killed_at: Any, answer: Any) -> None:
+    """A person who says that it happened cannot hand in None, an error or content blocks."""
+
     @tool(effect="at_most_once")
-    def order(ctx: ToolContext[Ledger], text: str) -> Wait:
+    def order(ctx: ToolContext[Ledger], text: str) -> Any:
         ctx.deps.write("order", ctx.idempotency_key)
-        return Wait(within=timedelta(hours=3), otherwise="nobody came")
+        return answer
 
     killed_at("tool.after:order")(agent_of(order), "go", model=script("order"), deps=deps, observe=effects).assert_ok()
 

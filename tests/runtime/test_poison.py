@@ -116,7 +116,7 @@ from outlast.models import ScriptedModel
 
 here = Path(__file__).parent
 if sys.argv[0] == "-c":
-    threading.Event().wait(2.5)  # a child that drives alone is long in coming: much longer than the lease
+    threading.Event().wait(7)  # a child that drives alone is long in coming: much longer than the lease
 
 @tool(effect="read")
 def die_twice() -> str:
@@ -128,7 +128,7 @@ def die_twice() -> str:
     return "at last"
 
 agent = Agent("slow", model=ScriptedModel([[{"type": "tool_use", "id": "toolu_01", "name": "die_twice", "input": {}}], "done"]), tools=[die_twice])
-app = Outlast(here / "poison.db", agents=[agent], lease=timedelta(seconds=1))
+app = Outlast(here / "poison.db", agents=[agent], lease=timedelta(seconds=3))
 '''
 
 

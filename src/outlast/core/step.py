@@ -751,12 +751,17 @@ def _impossible(call: Mapping[str, Any], meta: Mapping[str, Any], policy: Policy
     tool = policy.tools.get(call["name"])
     if tool is None:
         known = sorted(name for name, x in policy.tools.items() if not x.tool)
-        return f"There is no tool {call['name']!r}. Known tools: {', '.join(known) or 'none'}."
+        return f"{no_such_tool(call['name'])} Known tools: {', '.join(known) or 'none'}."
     if malformed := meta.get("malformed", {}).get(call["id"]):
         return f"{call['name']} was not run: {malformed['problem']}."
     if why := problem_of(tool, _of_today(tool, call["input"])):
         return f"{call['name']} was not run, its arguments are invalid: {why}"
     return None
+
+
+def no_such_tool(name: str) -> str:
+    """How the model is told that it made a name up."""
+    return f"There is no tool {name!r}."
 
 
 def _of_today(tool: ToolPolicy, args: Mapping[str, Any]) -> Mapping[str, Any]:

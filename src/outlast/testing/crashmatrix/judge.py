@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from outlast.core.step import no_such_tool
 from outlast.errors import UsageError
 from outlast.testing.crashmatrix.life import Ended
 from outlast.testing.crashmatrix.watch import ACTED, Attempt
@@ -116,16 +117,30 @@ def differences(calm: Calm, found: Seen, deaths: int) -> list[str]:
 
 def _messages(calm: Calm, now: Ended) -> str | None:
     was = calm.seen.ended
+    unsaid = {attempt.call for attempt in now.attempts if not attempt.sayable} & _verified(now, "happened")
     for run_id, before in was.messages.items():
         after = now.messages.get(run_id, [])
         for number, (x, y) in enumerate(zip(before, after, strict=False)):
             here = [path for path in calm.changing_messages if path[0] == run_id and path[1:2] in ((), (str(number),))]
             paths = frozenset(path[2:] for path in here)
-            if masked(x, paths, place=str) != masked(y, paths, place=str):
+            here_was, here_is = (_without_results(run_id, message, unsaid) for message in (x, y))
+            if masked(here_was, paths, place=str) != masked(here_is, paths, place=str):
                 return f"message {number + 1} of {run_id} is {_short(y)}, undisturbed {_short(x)}"
         if len(before) != len(after):
             return f"{run_id} has {len(after)} messages, undisturbed {len(before)}"
     return None
+
+
+def _without_results(run_id: str, message: Mapping[str, Any], calls: Collection[tuple[str, str]]) -> Mapping[str, Any]:
+    """What a person could not hand in is in neither: that the call has been answered is."""
+    if not calls:
+        return message
+    return {**message, "content": [
+        {"type": block["type"], "tool_use_id": block["tool_use_id"]}
+        if isinstance(block, Mapping) and (run_id, block.get("tool_use_id")) in calls
+        else block
+        for block in message["content"]
+    ]}  # fmt: skip
 
 
 def _gates(was: Ended, now: Ended) -> str | None:
@@ -134,15 +149,23 @@ def _gates(was: Ended, now: Ended) -> str | None:
 
     budgets = [sum(gate[2] == "budget" for gate in ended.gates) for ended in (was, now)]
     settled = {attempt.call for attempt in now.attempts if attempt.event == "waits"} & _verified(now)  # by a person: nothing is waited for
-    lost = {gate for gate in asked(was) - asked(now) if gate[2] != "budget" and (gate[0], gate[1].partition(":")[2]) not in settled}
+    unneeded = {gate for gate in asked(was) if gate[2] == "event" and (gate[0], gate[5]) in settled}
+    lost = {gate for gate in asked(was) - asked(now) - unneeded if gate[2] != "budget"}
     more = {gate for gate in asked(now) - asked(was) if gate[2] != "budget"}
-    if lost or more or budgets[1] < budgets[0]:
+    if lost or more:
         return f"the gates differ: {_short(sorted(more))}, undisturbed {_short(sorted(lost))}"
+    if budgets[1] < budgets[0]:
+        return f"{budgets[1]} times more budget was asked for, undisturbed {budgets[0]} times"
     return None
 
 
-def _verified(ended: Ended) -> set[tuple[str, str]]:
-    return {(run_id, gate_id.partition(":")[2]) for run_id, gate_id, kind, *_ in ended.gates if kind == "verification"}
+def _verified(ended: Ended, *outcomes: str) -> set[tuple[str, str]]:
+    """The calls whose outcome a person said, or said to be one of these."""
+    return {
+        (run_id, call_id)
+        for run_id, _, kind, _, outcome, call_id in ended.gates
+        if kind == "verification" and (not outcomes or outcome in outcomes)
+    }
 
 
 def _same_statuses(now: Ended, was: Ended) -> bool:
@@ -295,7 +318,7 @@ def undisturbed(first: Seen, second: Seen, tools: Mapping[str, Tool[..., Any]], 
         for path in sorted(observed)
     ]  # fmt: skip
     silent = _silent(first.ended, tools)
-    findings += _untested(first.ended, silent, tools)
+    findings += _untested(first.ended, silent)
     notes = [f"{_where(first.ended, path)} changes from run to run and was not compared" for path in sorted(messages)]
     failed = Counter(
         f"{a.tool} ({a.call_id}) failed in the undisturbed run: {a.result}" for a in first.ended.attempts if a.event == "raised"
@@ -308,7 +331,7 @@ def undisturbed(first: Seen, second: Seen, tools: Mapping[str, Tool[..., Any]], 
 def _silent(ended: Ended, tools: Mapping[str, Tool[..., Any]]) -> dict[tuple[str, str], tuple[str, Any]]:
     """Calls of the model that began no tool, and that nobody refused: (the name, what the model was told)."""
     begun = {attempt.call for attempt in ended.attempts}
-    held = {(run_id, tool) for run_id, _, kind, tool, outcome in ended.gates if kind == "approval" and outcome != "approved"}
+    held = {(run_id, tool) for run_id, _, kind, tool, outcome, _ in ended.gates if kind == "approval" and outcome != "approved"}
     return {
         call: (name, told)
         for call, (name, told) in _called(ended).items()
@@ -316,7 +339,7 @@ def _silent(ended: Ended, tools: Mapping[str, Tool[..., Any]]) -> dict[tuple[str
     }
 
 
-def _untested(ended: Ended, silent: Mapping[tuple[str, str], tuple[str, Any]], tools: Mapping[str, Tool[..., Any]]) -> list[str]:
+def _untested(ended: Ended, silent: Mapping[tuple[str, str], tuple[str, Any]]) -> list[str]:
     """Calls that could show nothing, whatever is killed: a test of them would be green without a reason."""
     returned = {a.call for a in ended.attempts if a.event in ACTED}
     broke = {a.call: a for a in ended.attempts if a.event == "raised" and not str(a.result).startswith("CancelledError:")}
@@ -326,11 +349,10 @@ def _untested(ended: Ended, silent: Mapping[tuple[str, str], tuple[str, Any]], t
         for call, a in broke.items()
         if call not in returned and a.effect != "read"
     ]  # fmt: skip
-    known = tools.keys() | {attempt.tool for attempt in ended.attempts}  # those that a server brought too
     out += [
         f"the model called {name} ({call[1]}), and there is no such tool: nothing of it was tested; is it called something else by now?"
-        for call, (name, _) in silent.items()
-        if name not in known
+        for call, (name, told) in silent.items()
+        if str(told).startswith(no_such_tool(name))
     ]
     return out
 

@@ -66,7 +66,7 @@ class Ended:
     reason: str | None
     messages: dict[str, list[dict[str, Any]]]  # by run, children too
     statuses: dict[str, list[str]]  # of each checkpoint
-    gates: list[list[Any]]  # run, gate, kind, tool, outcome
+    gates: list[list[Any]]  # run, gate, kind, tool, outcome, call
     problems: list[str]  # what the store finds wrong with itself
     loaded: list[str]  # modules of ours and of what we stand on
     model_calls: list[int] = field(default_factory=list)  # the turn of each call, from 0
@@ -162,8 +162,10 @@ def _be_child(case: Case, die_at: str | None) -> NoReturn:
     code = 1
     try:
         gc.freeze()  # the caller's objects are the caller's to close
-        for number in (signal.SIGALRM, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) != signal.SIG_IGN:  # what the caller lets pass (nohup), its children do
+                signal.signal(number, signal.SIG_DFL)
         signal.alarm(LIMIT_S)
         _redirect(case.folder / f"said.{case.lives}")
         os.chdir(case.world)
@@ -264,7 +266,7 @@ def _found(app: Outlast, status: str, reason: str | None) -> dict[str, Any]:
         "reason": reason,
         "messages": {run.run_id: run.messages for run in runs},
         "statuses": {run.run_id: [c.status for c in app.checkpoints(run.run_id)] for run in runs},
-        "gates": [[g.run_id, g.gate_id, g.kind, g.tool, g.outcome] for run in runs for g in run.gates],
+        "gates": [[g.run_id, g.gate_id, g.kind, g.tool, g.outcome, g.call_id] for run in runs for g in run.gates],
         "loaded": sorted(name for name in sys.modules if name.partition(".")[0] in _WARM),
         "problems": [": ".join(problem) for problem in app.store_check()],
     }

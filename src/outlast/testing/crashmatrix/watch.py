@@ -1,7 +1,8 @@
 """What the tools did, counted across processes: each tool is wrapped, and each attempt leaves lines in a log of the case.
 
     begun     the function is about to be called; with the key it may use
-    returned  it came back, with its result; `read_key`: it asked for `ctx.idempotency_key`; `made`: the random UUIDs that it made
+    returned  it came back, with its result; `read_key`: it asked for `ctx.idempotency_key`; `made`: the random UUIDs that it made;
+              `sayable`: whether a person who says that it happened can hand in the very same result
     waits     it came back with a Wait: it acted, and what answers the call comes later
     refused   it said that it surely did nothing: ToolFailed
     raised    it came back with another exception
@@ -50,6 +51,7 @@ class Attempt:
     result: Any = None
     read_key: bool = False
     made: tuple[str, ...] = ()
+    sayable: bool = True
 
     @property
     def call(self) -> tuple[str, str]:
@@ -162,7 +164,8 @@ def _wrapper(tool: Tool[..., Any], context_name: str, log: Path) -> Callable[...
             args = codec.digest(codec.stored({name: value for name, value in kwargs.items() if name != context_name})[1])
         except codec.Unstorable:
             args = ""
-        line = Attempt(event, ctx.run_id, ctx.call_id, tool.name, key, args, tool.effect, _kept(result), ctx.key_was_read(), made)
+        kept, sayable = _kept(result)
+        line = Attempt(event, ctx.run_id, ctx.call_id, tool.name, key, args, tool.effect, kept, ctx.key_was_read(), made, sayable)
         append(log, codec.encode(dataclasses.asdict(line)))
 
     def begin(kwargs: dict[str, Any]) -> tuple[_Watched, dict[str, Any], str]:
@@ -209,13 +212,17 @@ def _how(value: Any) -> Event:
     return "waits" if isinstance(value, Wait) else "returned"
 
 
-def _kept(value: Any) -> Any:
-    """What a person would find: the result as it would be stored; of a wait what it ends with, as nobody sends a crash test an event."""
+def _kept(value: Any) -> tuple[Any, bool]:
+    """What a person would find, as it would be stored, and whether that is all of it: not of None (which says that no result is known), of
+    an error, of content blocks. Of a wait what it ends with, as nobody sends a crash test an event.
+    """
     if isinstance(value, Wait):
-        return value.otherwise
+        return _kept(value.otherwise)
+    whole = value is not None
     if isinstance(value, ToolResult):
+        whole = isinstance(value.content, str) and not value.is_error
         value = value.content
     try:
-        return codec.stored(value)[1]
+        return codec.stored(value)[1], whole
     except codec.Unstorable:
-        return str(value)
+        return str(value), whole
