@@ -879,7 +879,7 @@ class Outlast:
             if self._entered_agents is None and (agents := await self._connect_tools(stack)) is not None:
                 stack.callback(_CONNECTED.reset, _CONNECTED.set((self, agents)))
             if self._entered is not _NOTHING or self._lifespan is None:
-                yield self._entered if self._entered is not _NOTHING else self._deps
+                yield self._deps_here
             else:
                 yield await stack.enter_async_context(self._lifespan())
 
@@ -899,8 +899,14 @@ class Outlast:
         found = _CONNECTED.get()
         return found[1] if found is not None and found[0] is self else self._agents
 
-    def _drive_of(self, lease: base.Lease, agent: Agent[Any], *, deps: Any, patience_s: float) -> Drive:
-        agent = self._connected.get(agent.name, agent)
+    @property
+    def _deps_here(self) -> Any:
+        """What tools get inside of `async with app`, or without a lifespan."""
+        return self._deps if self._entered is _NOTHING else self._entered
+
+    def _drive_of(self, lease: base.Lease, agent: Agent[Any], *, deps: Any, patience_s: float, by_hand: bool = False) -> Drive:
+        if not by_hand:  # whoever drives by hand names the tools, whatever an agent of that name has
+            agent = self._connected.get(agent.name, agent)
         metrics.export(self._gauges)
         return Drive(
             self._store, lease, agent, resolve(agent.model), writer=self._equip, deps=deps, listen=self._emit, keeper=self._keeper,
@@ -1025,7 +1031,7 @@ class Outlast:
                 return progress
             if head.needs is None and head.wake_at is not None and head.wake_at <= self._store.now():
                 try:
-                    lease = await self._blocking(lambda: self._store.claim_run(run_id, owner.me(), lease_s=self._lease_s))
+                    lease = await self._taken(lambda: self._store.claim_run(run_id, owner.me(), lease_s=self._lease_s), lambda lease: lease)
                 except RunBusy:
                     return progress
                 await self._drive(lease, agent, deps)

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from tests.cases.conftest import BOTH, MakeApp, lease_clock_ahead
 from tests.support.deaths import dying_at
+from tests.support.waiting import happens, until
 from tests.support.world import GATE, Ledger, assert_whole, tools, use
 
-from outlast import ToolContext, ToolFailed, tool
-from outlast.errors import LeaseLost, Refused, RunBusy, RunExists, RunNotFound, StoreError, UsageError
+from outlast import Agent, Outcome, Outlast, ToolContext, ToolFailed, tool
+from outlast.core import run as r
+from outlast.errors import CommitUnknown, LeaseLost, Refused, RunBusy, RunExists, RunNotFound, StoreError, UsageError
 from outlast.models import ModelRequest, ScriptedModel
 from outlast.runtime.clock import ManualClock
+from outlast.runtime.drive import late_result
 from outlast.runtime.writer import Writer
 
 STORES = BOTH
@@ -256,3 +262,232 @@ def test_a_pending_call_runs_once_however_often_it_is_asked_for(make_app: MakeAp
     assert first["content"] == '{"done": "a"}'
     assert isinstance(second, UsageError) and "runs already" in str(second)
     assert len(ledger.lines()) == 1
+
+
+def test_a_late_result_that_another_save_has_read_is_taken(make_app: MakeApp, clock: ManualClock) -> None:
+    """The intent was decided before it came: read by the save of another call, it would no longer stand in the intent's way."""
+    paid: list[str] = []
+
+    async def finds_nothing(ctx: ToolContext[Any]) -> Outcome:
+        late = r.LateResult("c1", "paid by the first worker", why="it came after its lease was lost")
+        await asyncio.to_thread(app._store.outside, "r", lambda tail: late_result(tail, late))
+        await looked.wait()
+        return Outcome.not_happened()
+
+    @tool(effect="at_most_once", check=finds_nothing)
+    def pay() -> str:
+        """Pay."""
+        paid.append("pay")
+        return "paid again"
+
+    made = [pay, tools()["look"]]
+    with dying_at("tool.before:pay"), make_app(clock=clock).open("r", "go", tools=made) as run:
+        run.append([use("pay", "c1"), use("look", "c2", text="a")])
+        run.call_sync(run.pending[0])
+    app = make_app(clock=clock)
+    clock.move(timedelta(minutes=5))  # its request does not land any more
+
+    async def play() -> Any:
+        nonlocal looked
+        looked = asyncio.Event()
+        with app.open("r", tools=made) as run:
+            paying = asyncio.ensure_future(run.call(run.pending[0]))
+            await run.call(run.pending[1])
+            looked.set()
+            return await paying
+
+    looked = asyncio.Event()
+    assert asyncio.run(play())["content"] == "paid by the first worker"
+    assert paid == []
+    assert_whole(app, "r")
+
+
+def test_two_threads_that_append_at_once(make_app: MakeApp, ledger: Ledger) -> None:
+    app = make_app()
+    with app.open("r", "go", tools=[tools()["look"]]) as run:
+        together = threading.Barrier(2)
+
+        def append(n: int) -> Any:
+            together.wait(60)
+            try:
+                return run.append([use("look", f"c{n}", text="a")])
+            except Refused as e:
+                return e
+
+        with ThreadPoolExecutor(2) as pool:
+            came = list(pool.map(append, range(2), timeout=60))
+        assert sorted(isinstance(x, Refused) for x in came) == [False, True]
+        assert [m["role"] for m in run.messages] == ["user", "assistant"]
+        run.call_sync(run.pending[0])
+        run.append("Done.")
+    assert_whole(app, "r")
+
+
+@pytest.mark.parametrize("message", [[use("look", "c1", text="a")], {"role": "user", "content": "and now?"}], ids=["answer", "text"])
+def test_an_append_whose_end_nobody_saw_is_not_made_again(make_app: MakeApp, monkeypatch: pytest.MonkeyPatch, message: Any) -> None:
+    app = make_app()
+    with app.open("r", "go", tools=[tools()["look"]]) as run:
+        stands = app._store.append
+
+        def interrupted(*args: Any, **more: Any) -> Any:
+            stands(*args, **more)
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as broken, pytest.raises(KeyboardInterrupt):
+            broken.setattr(app._store, "append", interrupted)
+            run.append(message)
+        with pytest.raises(Refused, match="a message of run r was saved meanwhile"):
+            run.append(message)
+        assert len(run.messages) == 2
+        if run.pending:
+            run.call_sync(run.pending[0])
+        run.append("Done.")
+    assert_whole(app, "r")
+
+
+@pytest.mark.parametrize("stays", [False, True], ids=["once", "stays"])
+def test_a_store_that_fails_as_the_block_ends(make_app: MakeApp, monkeypatch: pytest.MonkeyPatch, stays: bool) -> None:
+    """What was appended stands, so nothing is raised; and nobody counts a death of a process that lives."""
+
+    def fails(*args: Any, **more: Any) -> Any:
+        raise StoreError("disk full")
+
+    app = make_app()
+    with monkeypatch.context() as broken:
+        with app.open("r", "go", tools=[tools()["look"]]) as run:
+            run.append([use("look", "c1", text="a")])
+            broken.setattr(app._store, "append", fails)
+            if stays:
+                broken.setattr(app._store, "release", fails)
+        assert (app._store.head("r").lease_owner is None) == (not stays)
+    until(app, lambda: app._store.head("r").lease_owner is None)
+    with app.open("r", tools=[tools()["look"]]) as run:
+        assert (run.attempts, [b["id"] for b in run.pending]) == (0, ["c1"])
+    assert [row.kind for row in app.journal("r")] == ["RunStarted", "MessageAdded", "MessageAdded"]
+    assert app._keeper.held() == 0
+
+
+def test_a_call_that_could_not_begin_is_pending_again(make_app: MakeApp, ledger: Ledger) -> None:
+    """Also where another one was saved meanwhile, which took it for one that runs."""
+    app = make_app()
+
+    async def play(run: Any) -> None:
+        seen = asyncio.Event()
+
+        async def down(*args: Any) -> bool:
+            await seen.wait()
+            raise StoreError("disk full")
+
+        act, look = run.pending
+        intend, run._drive._intend = run._drive._intend, down
+        acting = asyncio.ensure_future(run.call(act))
+        await run.call(look)
+        seen.set()
+        with pytest.raises(StoreError):
+            await acting
+        run._drive._intend = intend
+        assert (run.status, run.pending) == ("running", [act])
+        await run.call(act)
+
+    with app.open("r", "go", tools=[tools()["look"], tools()["act"]]) as run:
+        run.append([use("act", "c1", text="a"), use("look", "c2", text="b")])
+        asyncio.run(play(run))
+        run.append("Done.")
+    assert_whole(app, "r")
+
+
+def test_a_result_whose_commit_nobody_answered_is_given_and_told(make_app: MakeApp, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = make_app()
+    told: list[Any] = []
+    app.listen(told.append)
+    with app.open("r", "go", tools=[tools()["look"]]) as run:
+        run.append([use("look", "c1", text="a")])
+        stands = app._store.append
+
+        def unknown(*args: Any, **more: Any) -> Any:
+            stands(*args, **more)
+            raise CommitUnknown("the answer was lost")
+
+        with monkeypatch.context() as broken:
+            broken.setattr(app._store, "append", unknown)
+            came = run.call_sync(run.pending[0])
+        assert came["content"] == '{"done": "a"}' and "is_error" not in came
+        assert [event.seq for event in told if event.type == "checkpoint"][-1] == 3
+    assert_whole(app, "r")
+
+
+def test_an_agent_of_the_same_name_brings_no_tools(make_app: MakeApp, ledger: Ledger) -> None:
+    theirs = Agent("boss", model=ScriptedModel(["Done."]), tools=[tools()["act"]])
+    app = make_app(theirs)
+    with app.open("r", "go", tools=[tools()["look"]], agent="boss") as run:
+        run.append([use("look", "c1", text="a")])
+        assert run.call_sync(run.pending[0])["content"] == '{"done": "a"}'
+
+
+def test_calls_in_two_event_loops_at_once_are_refused(make_app: MakeApp) -> None:
+    app = make_app()
+    go_on = threading.Event()
+
+    @tool(effect="read")
+    def look() -> str:
+        """Look."""
+        begun.set()
+        happens(go_on)
+        return "seen"
+
+    async def play(run: Any) -> Any:
+        first, second = run.pending
+        looking = asyncio.ensure_future(run.call(first))
+        await asyncio.to_thread(happens, begun)
+        with pytest.raises(UsageError, match="another event loop"):
+            await asyncio.to_thread(run.call_sync, second)
+        go_on.set()
+        await looking
+        return await run.call(second)
+
+    begun = threading.Event()
+    with app.open("r", "go", tools=[look]) as run:
+        run.append([use("look", "c1"), use("look", "c2")])
+        assert asyncio.run(play(run))["content"] == "seen"
+
+
+def test_tools_get_what_the_lifespan_gave(store_url: str) -> None:
+    @asynccontextmanager
+    async def lifespan() -> AsyncIterator[str]:
+        yield "the database"
+
+    @tool(effect="read")
+    def look(ctx: ToolContext[str]) -> str:
+        """Look."""
+        return ctx.deps
+
+    async def play() -> Any:
+        async with Outlast(store_url, lifespan=lifespan) as app:
+            with app.open("r", "go", tools=[look]) as run:
+                run.append([use("look", "c1")])
+                return await run.call(run.pending[0])
+
+    assert asyncio.run(play())["content"] == "the database"
+
+
+def test_a_save_that_finds_the_lease_gone_ends_the_calls(make_app: MakeApp, ledger: Ledger) -> None:
+    app, other = make_app(), make_app()
+    with app.open("r", "go", tools=[tools()["look"], tools()["deliver"]]) as run:
+        run.append([use("look", "c1", text="a"), use("deliver", "c2", text="b")])
+        look, deliver = run.pending
+        app._keeper.remove(run._writer.lease)  # the keeper has not looked yet
+        other.cancel("r")
+        for call in (look, deliver):
+            with pytest.raises(LeaseLost):
+                run.call_sync(call)
+    assert ledger.lines("deliver") == []
+
+
+def test_a_child_that_was_forked_inside_gives_nothing_back(make_app: MakeApp) -> None:
+    app = make_app()
+    with app.open("r", "go", tools=[]) as run:
+        run._pid += 1  # as a forked child sees it
+        run._close()
+        assert app._store.head("r").lease_owner is not None
+        run._pid -= 1
+    assert app._store.head("r").lease_owner is None

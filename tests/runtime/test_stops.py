@@ -449,6 +449,79 @@ def test_a_call_of_ones_own_that_was_stopped_twice_is_not_made_again(tmp_path: P
         assert_whole(app, "r")
 
 
+def test_a_call_that_was_stopped_twice_takes_no_later_result_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever is stopped twice gives up what is being saved then; the next save is another."""
+
+    @tool(effect="read")
+    async def look() -> str:
+        """Look."""
+        return "seen"
+
+    @tool(effect="at_most_once")
+    async def pay() -> str:
+        """Pay."""
+        return "paid"
+
+    with Outlast(tmp_path / "o.db") as app, app.open("r", "go", tools=[look, pay]) as run:
+        run.append([use("look", "A"), use("pay", "B")])
+        first, second = run.pending
+        held = Held(app, holds(r.CallFinished))
+        monkeypatch.setattr(app._store, "append", held)
+
+        async def play() -> Any:
+            looking = asyncio.ensure_future(run.call(first))
+            await asyncio.to_thread(happens, held.begun)
+            for _ in range(2):
+                looking.cancel()
+                await asyncio.sleep(0)
+            held.go_on.set()
+            with pytest.raises(asyncio.CancelledError):
+                await looking
+            left = 1
+
+            def fails_once(lease: Any, place: Any, batch: Any, **more: Any) -> Any:
+                nonlocal left
+                if left and holds(r.CallFinished)(batch):
+                    left = 0
+                    raise StoreError("database is locked")
+                return held.append(lease, place, batch, **more)
+
+            monkeypatch.setattr(app._store, "append", fails_once)
+            return await run.call(second)
+
+        assert asyncio.run(play())["content"] == "paid"
+        assert_whole(app, "r")
+
+
+def test_a_stop_while_a_run_is_taken_again_after_its_sub_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    part = Agent("part", model=ScriptedModel(["Part done."]))
+    boss = Agent("boss", model=ScriptedModel([[use("part", "A", task="x")], "Done."]), tools=[part.as_tool(description="Does a part.")])
+    with Outlast(tmp_path / "o.db", agents=[boss, part]) as app:
+        claim, taking, go_on = app._store.claim_run, threading.Event(), threading.Event()
+
+        def slow(run_id: str, *args: Any, **more: Any) -> Any:
+            if run_id == "r":
+                taking.set()
+                happens(go_on)
+            return claim(run_id, *args, **more)
+
+        async def play() -> None:
+            monkeypatch.setattr(app._store, "claim_run", slow)
+            driving = asyncio.ensure_future(app.run(boss, "go", run_id="r"))
+            await asyncio.to_thread(happens, taking)
+            driving.cancel()
+            await asyncio.sleep(0)
+            go_on.set()
+            with pytest.raises(asyncio.CancelledError):
+                await driving
+
+        asyncio.run(play())
+        assert app._store.head("r").lease_owner is None
+        assert app.resume_sync("r").output == "Done."
+        assert "ModelCallLost" not in kinds(app)
+        assert_whole(app, "r")
+
+
 STUBBORN = '''
 import asyncio, gc, logging, sys
 from datetime import timedelta

@@ -27,14 +27,14 @@ from outlast.core import messages as m
 from outlast.core import run as r
 from outlast.core import step as s
 from outlast.documents import Event, Gate, RunHead, gate_of, head_fields
-from outlast.errors import InvariantViolated, LeaseLost, ModelError, OutlastError, SchemaTooNew, StoreError, ToolFailed
+from outlast.errors import InvariantViolated, LeaseLost, ModelError, OutlastError, SchemaTooNew, StoreError, ToolFailed, UsageError
 from outlast.models.base import Model, ModelRequest
 from outlast.prices import Prices, cost, name_of, usage_of
 from outlast.runtime import metrics, perform, telemetry
 from outlast.runtime.clock import monotonic
 from outlast.runtime.crashpoints import point
 from outlast.runtime.leases import Keeper
-from outlast.runtime.news import News
+from outlast.runtime.news import News, Stop
 from outlast.runtime.outside import worker_died
 from outlast.runtime.writer import Facts, Saved, Writer
 from outlast.stores import base, owner
@@ -271,6 +271,11 @@ class Drive:
         that the outcome is unknown, so that nothing is run again which may have acted.
         """
         if self._loop is not (loop := asyncio.get_running_loop()) or self.gone is None:
+            if self.tasks:
+                raise UsageError(
+                    f"calls of run {self.run.id} are under way in another event loop",
+                    hint="run the calls of one run in one loop, or one by one",
+                )
             self._loop, self.saving, self.news, self.gone = loop, asyncio.Lock(), News(), asyncio.Event()
         self._raise_if_lost()
         calling = self.tasks[call.call_id] = asyncio.ensure_future(self._call(call))
@@ -294,6 +299,8 @@ class Drive:
             raise stop from e
         finally:
             gone.cancel()
+            if not self.tasks:
+                self.writer.stopped = Stop()  # whoever was stopped twice gave up this save; the next one is another
         if stop is not None:
             raise stop
         return saved
@@ -555,7 +562,7 @@ class Drive:
             return None
         self.acting.discard(call.call_id)
         self.intended[call.call_id] = call.attempt
-        if call.intent and not await self._intend(call, tool):
+        if call.intent and not await self._intend(call, tool, entry):
             return None
         if call.intent and monotonic() - begun_at >= LATE_START.total_seconds():
             return r.CallSkipped(call.call_id, f"it could not begin within {LATE_START.seconds} s of its intent")
@@ -579,12 +586,16 @@ class Drive:
         elif call.effect != "read" and not isinstance(ended.raised, ToolFailed):
             metrics.add("outlast_effects_total", tool=call.name)
 
-    async def _intend(self, call: s.RunCall, tool: Tool[..., Any]) -> bool:
+    async def _intend(self, call: s.RunCall, tool: Tool[..., Any], decided_on: r.Call) -> bool:
         lasts = tool.timeout + LATE_START
         intent = r.CallStarted(
             call.call_id, call.key, call.effect, call.attempt, self.store.now() + lasts, owner.me(), codec.digest(call.args)
         )
         async with self.saving:
+            if (
+                self.run.call(call.call_id) is not decided_on
+            ):  # read meanwhile, by another save or look of ours: the result of a late worker, say
+                return False
             return await self._blocking(self.writer.propose, intent, lasts)
 
     def _context(self, call: s.RunCall, tool: Tool[..., Any], entry: r.Call) -> ToolContext[Any]:

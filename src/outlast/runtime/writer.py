@@ -134,9 +134,10 @@ class Writer:
 
     def _save(self, facts: Facts, in_flight: Collection[str], *, draining: bool) -> Saved:
         pause, tries = FIRST_PAUSE_S, 0
+        stood: Sequence[r.Entry] = ()  # of a batch whose answer was lost
         while True:
             now = self.store.now()
-            plan = _Plan(self, facts, in_flight, draining=draining)
+            plan = _Plan(self, facts, in_flight, stood, draining=draining)
             batch = plan.on(self.run, now)
             if not batch.entries and not plan.writes_head(batch):
                 return plan.saved(batch)
@@ -158,7 +159,10 @@ class Writer:
                 assert plan.batch is not None
                 try:
                     if self._stood(plan.batch):  # under the lock it was made anew, after what had come in
-                        facts = ()
+                        facts, stood = (), plan.batch.entries
+                        self.fresh = self.fresh and not plan.batch.progress
+                        if plan.batch.notices:
+                            self.told()
                 except LeaseLost:
                     if (end := self._gave_back(plan.batch)) is None:
                         raise
@@ -292,8 +296,8 @@ class Writer:
 class _Plan:
     """Facts and what follows from them on a given state of the run."""
 
-    def __init__(self, writer: Writer, given: Facts, in_flight: Collection[str], *, draining: bool) -> None:
-        self.writer, self.given, self.in_flight, self.draining = writer, given, in_flight, draining
+    def __init__(self, writer: Writer, given: Facts, in_flight: Collection[str], stood: Sequence[r.Entry], *, draining: bool) -> None:
+        self.writer, self.given, self.in_flight, self.stood, self.draining = writer, given, in_flight, stood, draining
         self.facts: Sequence[r.Entry] = ()
         self.batch: base.Batch | None = None
         self.step: s.Step = s.CallModel()
@@ -329,7 +333,8 @@ class _Plan:
         return batch.head.release or batch.head.status != (self.writer.status or batch.head.status)
 
     def saved(self, batch: base.Batch) -> Saved:
-        return Saved(self.step, batch.entries, batch.head.status, batch.head.reason, batch.head.release, self.now, batch.head.wake_at)
+        entries = (*self.stood, *batch.entries)
+        return Saved(self.step, entries, batch.head.status, batch.head.reason, batch.head.release, self.now, batch.head.wake_at)
 
 
 def _since_last_held(entries: Sequence[r.Entry]) -> list[r.Entry]:
