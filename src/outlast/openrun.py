@@ -27,6 +27,7 @@ from outlast.core import step as s
 from outlast.documents import Checkpoint, Message, RunHead, Status, Tags, head_fields
 from outlast.errors import LeaseLost, OutlastError, Refused, StoreError, UsageError
 from outlast.runtime.drive import Drive
+from outlast.runtime.news import Stop
 from outlast.runtime.writer import Saved
 
 if TYPE_CHECKING:
@@ -78,11 +79,11 @@ class OpenRun:
         if self._saved.released or self._drive.lost:
             keeper.remove(self._writer.lease)
             return
-        if not self._drive.tasks:
-            self._writer.stopped.set()  # nothing is left to lose: nobody waits here for a store that is down
+        over = Stop()
+        over.set()  # nothing is lost with it: nobody waits here for a store that is down
         try:
             with suppress(LeaseLost):  # all that was appended stands, or its append said so
-                self._saved = self._writer.save([], draining=True)
+                self._saved = self._writer.save([], draining=True, stop=over)
         except StoreError as e:
             try:
                 store.release(self._writer.lease)
@@ -208,7 +209,10 @@ class OpenRun:
             raise
         self._after(saved)
         run = self._writer.run
-        return Checkpoint(run.id, run.seq, self._saved.status, self.messages, saved.at or self._app._store.now())  # type: ignore[arg-type]  # one of the eleven
+        at = next((e.at for e in reversed(saved.entries) if isinstance(e, r.MessageAdded)), None)
+        if at is None:  # a text that is shown later
+            return self._app.latest(run.id)
+        return Checkpoint(run.id, run.seq, self._saved.status, self.messages, at)  # type: ignore[arg-type]  # one of the eleven
 
     async def call(self, call: Mapping[str, Any]) -> dict[str, Any]:
         """Run one pending call by its effect, save its result and give the tool_result; the last one of a batch appends the user message.

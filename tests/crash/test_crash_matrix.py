@@ -18,7 +18,7 @@ from xml.etree import ElementTree as ET
 import pytest
 from tests.support.world import EFFECTS, GATE, Ledger, asks, tools, use
 
-from outlast import Agent, Limits, Outcome, Tool, ToolContext, ToolResult, Wait, approval, tool
+from outlast import Agent, Limits, Outcome, Outlast, Tool, ToolContext, ToolResult, Wait, approval, tool
 from outlast.errors import ToolFailed, UsageError
 from outlast.models import ScriptedModel
 from outlast.testing import CrashMatrix, CrashReport
@@ -330,6 +330,17 @@ def test_what_a_person_confirms_is_green_whatever_the_tool_answers(killed_at: An
         return answer
 
     killed_at("tool.after:order")(agent_of(order), "go", model=script("order"), deps=deps, observe=effects).assert_ok()
+
+
+def test_a_result_that_a_person_handed_in_and_that_comes_out_otherwise_is_red(killed_at: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    verify = Outlast.verify
+
+    def garbles(app: Outlast, *args: Any, **more: Any) -> Any:
+        return verify(app, *args, **{**more, "result": "garbled"})
+
+    monkeypatch.setattr(Outlast, "verify", garbles)
+    report = killed_at("tool.after:act")(agent_of(tools()["act"]), "go", model=script("act"), deps=deps, observe=effects)
+    assert any("'garbled'" in finding and "undisturbed" in finding for finding in report.findings)
 
 
 def test_a_model_call_that_was_lost_may_need_more_budget(killed_at: Any) -> None:

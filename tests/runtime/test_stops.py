@@ -22,6 +22,7 @@ from outlast.errors import LeaseLost, Refused, StoreError
 from outlast.models import ModelRequest, ScriptedModel
 from outlast.runtime import drive as drives
 from outlast.runtime import perform
+from outlast.runtime.writer import Writer
 from outlast.stores import base
 
 
@@ -411,8 +412,9 @@ def test_a_call_of_ones_own_that_was_stopped_is_decided_again(tmp_path: Path, ef
         assert_whole(app, "r")
 
 
-def test_a_call_of_ones_own_that_was_stopped_twice_is_not_made_again(tmp_path: Path) -> None:
-    """Nobody had the time to write down that its outcome is unknown."""
+@pytest.mark.parametrize("fails", [False, True], ids=["", "the store fails"])
+def test_a_call_of_ones_own_that_was_stopped_twice_is_not_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
+    """Also where nobody could write down that its outcome is unknown."""
     acted: list[str] = []
 
     @tool(effect="at_most_once")
@@ -432,14 +434,19 @@ def test_a_call_of_ones_own_that_was_stopped_twice_is_not_made_again(tmp_path: P
         begun, stopping, never = asyncio.Event(), asyncio.Event(), asyncio.Event()
         call = run.pending[0]
         task = asyncio.ensure_future(run.call(call))
-        for heard in (begun, stopping):
-            await heard.wait()
-            task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        said = await asyncio.wait_for(run.call(call), LIMIT_S)
-        assert said["content"].startswith("no result yet: act was started and its outcome is unknown")
-        assert run.status == "waiting_for_verification"
+        with monkeypatch.context() as broken:
+            for heard in (begun, stopping):
+                await heard.wait()
+                task.cancel()
+                if fails:
+                    broken.setattr(app._store, "append", full_disk()[1])
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        if fails:
+            assert (run.status, run.pending) == ("running", [call])
+            said = await asyncio.wait_for(run.call(call), LIMIT_S)
+            assert said["content"].startswith("no result yet: act was started and its outcome is unknown")
+        assert (run.status, run.pending) == ("waiting_for_verification", [])
 
     begun = stopping = never = asyncio.Event()
     with Outlast(tmp_path / "o.db") as app, app.open("r", "go", tools=[act]) as run:
@@ -519,6 +526,90 @@ def test_a_stop_while_a_run_is_taken_again_after_its_sub_agent(tmp_path: Path, m
         assert app._store.head("r").lease_owner is None
         assert app.resume_sync("r").output == "Done."
         assert "ModelCallLost" not in kinds(app)
+        assert_whole(app, "r")
+
+
+def test_a_stopped_call_of_ones_own_does_not_wait_for_a_store_that_is_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    @tool(effect="at_most_once")
+    async def act() -> str:
+        """Act."""
+        begun.set()
+        await asyncio.Event().wait()
+        return "never"
+
+    async def play(run: Any) -> None:
+        nonlocal begun
+        begun = asyncio.Event()
+        call = run.pending[0]
+        acting = asyncio.ensure_future(run.call(call))
+        await begun.wait()
+        with monkeypatch.context() as broken:
+            broken.setattr(app._store, "append", full_disk()[1])
+            broken.setattr(drives, "GIVE_UP_S", 0.01)
+            acting.cancel()
+            await stopped(acting)
+        assert (run.status, run.pending) == ("running", [call])
+
+    begun = asyncio.Event()
+    with Outlast(tmp_path / "o.db") as app, app.open("r", "go", tools=[act]) as run:
+        run.append([use("act", "A")])
+        asyncio.run(play(run))
+        assert_whole(app, "r")
+
+
+def test_a_call_of_ones_own_that_is_stopped_before_its_intent_stands_never_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    acted: list[str] = []
+
+    @tool(effect="at_most_once")
+    async def act() -> str:
+        """Act."""
+        acted.append("act")
+        return "acted"
+
+    async def play(run: Any) -> None:
+        call = run.pending[0]
+        acting = asyncio.ensure_future(run.call(call))
+        await asyncio.to_thread(happens, held.begun)
+        acting.cancel()
+        for _ in range(10):  # the grace is over, and its intent is still on its way
+            await asyncio.sleep(0)
+        held.go_on.set()
+        await stopped(acting)
+        assert (run.status, run.pending, acted) == ("running", [call], [])
+        assert (await run.call(call))["content"] == "acted"
+
+    monkeypatch.setattr(perform, "GRACE_S", 0)
+    with Outlast(tmp_path / "o.db") as app, app.open("r", "go", tools=[act]) as run:
+        run.append([use("act", "A")])
+        held = Held(app, holds(r.CallStarted))
+        monkeypatch.setattr(app._store, "append", held)
+        asyncio.run(play(run))
+        assert_whole(app, "r")
+
+
+def test_a_block_that_ends_stops_nothing_that_is_being_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer in another thread, which the store does not take yet: it is paid for."""
+    closing, (met, fails), save = threading.Event(), full_disk(), Writer.save
+
+    def closes(self: Writer, *args: Any, draining: bool = False, **more: Any) -> Any:
+        if draining:
+            closing.set()
+        return save(self, *args, draining=draining, **more)
+
+    with Outlast(tmp_path / "o.db") as app:
+        append = app._store.append
+
+        def until_it_closes(*args: Any, **more: Any) -> Any:
+            return append(*args, **more) if closing.is_set() else fails()
+
+        monkeypatch.setattr(app._store, "append", until_it_closes)
+        monkeypatch.setattr(Writer, "save", closes)
+        with app.open("r", "go", tools=[]) as run:
+            appending = threading.Thread(target=run.append, args=["Done."])
+            appending.start()
+            happens(met)
+        appending.join(LIMIT_S)
+        assert app.get("r").output == "Done."
         assert_whole(app, "r")
 
 

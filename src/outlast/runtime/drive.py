@@ -281,17 +281,25 @@ class Drive:
         calling = self.tasks[call.call_id] = asyncio.ensure_future(self._call(call))
         gone = asyncio.ensure_future(self.gone.wait())
         stop: asyncio.CancelledError | None = None
+        giving_up = Stop()  # of this call's save alone
+        timer: asyncio.TimerHandle | None = None
         try:
             try:
                 await asyncio.wait({calling, gone}, return_when=asyncio.FIRST_COMPLETED)
             except asyncio.CancelledError as e:
-                stop = e
+                stop, timer = e, loop.call_later(GIVE_UP_S, giving_up.set)
             if not calling.done():
                 calling.cancel()
-                await asyncio.wait({calling}, timeout=2 * perform.GRACE_S)
+                try:
+                    await asyncio.wait({calling}, timeout=2 * perform.GRACE_S)
+                except asyncio.CancelledError as e:  # a second stop means it: no more grace, and what cannot be saved at once is not
+                    stop = stop or e
+                    giving_up.set()
             self._raise_if_lost(calling)
-            fact = calling.result() if stop is None else self._stopped(call.call_id, calling, "it")
-            saved = await self._to_its_end(asyncio.ensure_future(self._save_called(call.call_id, fact, after)))
+            if stop is None:
+                calling.result()
+            saving = self._save_called(call.call_id, calling, after, giving_up, stopped=stop is not None)
+            saved = await self._to_its_end(asyncio.ensure_future(saving), giving_up)
         except BaseException as e:
             self.tasks.pop(call.call_id, None)
             if stop is None or e is stop:
@@ -299,22 +307,27 @@ class Drive:
             raise stop from e
         finally:
             gone.cancel()
+            if timer is not None:
+                timer.cancel()
             if not self.tasks:
-                self.writer.stopped = Stop()  # whoever was stopped twice gave up this save; the next one is another
+                self.writer.stopped = Stop()  # set by a stop that met an intent; what comes next is another matter
         if stop is not None:
             raise stop
         return saved
 
-    async def _save_called(self, call_id: str, fact: r.Entry | None, after: Callable[[Saved], None]) -> Saved:
-        facts = [fact] if fact is not None else []
-        with self._filing(facts):
-            async with self.saving:
-                self.tasks.pop(
-                    call_id, None
-                )  # not before: what another call's save decides meanwhile must know that this one is not in doubt
-                saved = await self._blocking(lambda: self.writer.save(facts, tuple(self.tasks)))
-                after(saved)
-                return saved
+    async def _save_called(
+        self, call_id: str, calling: asyncio.Task[r.Entry | None], after: Callable[[Saved], None], giving_up: Stop, *, stopped: bool
+    ) -> Saved:
+        async with (
+            self.saving
+        ):  # what is decided meanwhile for another call knows that this one is not in doubt; and its intent is saved or not
+            fact = self._stopped(call_id, calling, "it") if stopped else calling.result()
+            facts = [fact] if fact is not None else []
+            self.tasks.pop(call_id, None)
+            with self._filing(facts):
+                saved = await self._blocking(lambda: self.writer.save(facts, tuple(self.tasks), stop=giving_up))
+            after(saved)
+            return saved
 
     async def _begin(self) -> Saved:
         try:
@@ -760,23 +773,23 @@ class Drive:
     async def _blocking(self, f: Callable[..., T], *args: Any) -> T:
         """Run a store call in a thread, to its end."""
         loop = asyncio.get_running_loop()
-        return await self._to_its_end(loop.run_in_executor(self.threads, contextvars.copy_context().run, f, *args))
+        return await self._to_its_end(loop.run_in_executor(self.threads, contextvars.copy_context().run, f, *args), self.writer.stopped)
 
-    async def _to_its_end(self, future: asyncio.Future[T]) -> T:
+    async def _to_its_end(self, future: asyncio.Future[T], stopped: Stop) -> T:
         """What is begun with the store counts as made: it is waited for, however often we are cancelled.
 
-        What it raised then is the cancellation's cause.
+        What it raised then is the cancellation's cause. `stopped` is set where the stop is meant, or the store takes too long.
         """
         loop = asyncio.get_running_loop()
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError as stop:
-            giving_up = loop.call_later(GIVE_UP_S, self.writer.stopped.set) if self.drained_at is None else None  # else its worker does
+            giving_up = loop.call_later(GIVE_UP_S, stopped.set) if self.drained_at is None else None  # else its worker does
             while not future.done():
                 try:
                     await asyncio.wait({future})
                 except asyncio.CancelledError:  # a second stop means it: what fails now is not tried again
-                    self.writer.stopped.set()
+                    stopped.set()
             if giving_up is not None:
                 giving_up.cancel()
             if not future.cancelled():  # heard, or asyncio would log it as lost

@@ -123,16 +123,16 @@ class Writer:
 
     # ---- saving -------------------------------------------------------------------------------------------------------------
 
-    def save(self, facts: Facts, in_flight: Collection[str] = (), *, draining: bool = False) -> Saved:
+    def save(self, facts: Facts, in_flight: Collection[str] = (), *, draining: bool = False, stop: Stop | None = None) -> Saved:
         """Save facts and all that follows from them: the step that remains.
 
-        `draining`: give the lease back unless calls are in flight, due at once.
+        `draining`: give the lease back unless calls are in flight, due at once. `stop`: of this save alone, instead of `stopped`.
         Raises LeaseLost; StoreError only where there are no facts to lose and no calls in flight to take along.
         """
         with self._one:
-            return self._save(facts, in_flight, draining=draining)
+            return self._save(facts, in_flight, stop or self.stopped, draining=draining)
 
-    def _save(self, facts: Facts, in_flight: Collection[str], *, draining: bool) -> Saved:
+    def _save(self, facts: Facts, in_flight: Collection[str], stop: Stop, *, draining: bool) -> Saved:
         pause, tries = FIRST_PAUSE_S, 0
         stood: Sequence[r.Entry] = ()  # of a batch whose answer was lost
         while True:
@@ -158,8 +158,8 @@ class Writer:
                 log.warning("run %s: %s; reading what stands", self.lease.run_id, e, extra=self.about())
                 assert plan.batch is not None
                 try:
-                    if self._stood(plan.batch):  # under the lock it was made anew, after what had come in
-                        facts, stood = (), plan.batch.entries
+                    if self._stood(plan.batch, stop):  # under the lock it was made anew, after what had come in
+                        facts, stood = (), (*stood, *plan.batch.entries)
                         self.fresh = self.fresh and not plan.batch.progress
                         if plan.batch.notices:
                             self.told()
@@ -171,7 +171,7 @@ class Writer:
             except LeaseLost:
                 raise
             except StoreError as e:
-                if not (plan.facts or in_flight) or self.stopped.wait(pause):
+                if not (plan.facts or in_flight) or stop.wait(pause):
                     raise
                 log.warning(
                     "run %s: what was done could not be saved yet, it is kept: %s",
@@ -222,7 +222,7 @@ class Writer:
         try:
             answer = self.store.append(self.lease, self.place, batch, now=now)
         except CommitUnknown:
-            return self._stood(batch)
+            return self._stood(batch, self.stopped)
         if isinstance(answer, base.Behind):
             self.run, self.place = r.fold(self.run, answer.entries), answer.place
             self.heard += answer.entries
@@ -245,9 +245,9 @@ class Writer:
         """The id of the container that the last answer ran in: the next request names it."""
         return self.run.container
 
-    def _stood(self, batch: base.Batch) -> bool:
+    def _stood(self, batch: base.Batch, stop: Stop) -> bool:
         """Settle an unknown commit: did this batch stand? Raises LeaseLost."""
-        entries, place = self._settle()
+        entries, place = self._settle(stop)
         ours, there = [r.to_row(e) for e in batch.entries], [r.to_row(e) for e in entries]
         # Others' entries may stand before ours: an append under the lock read them first.
         at = next((n for n in range(len(there) - len(ours) + 1) if there[n : n + len(ours)] == ours), None) if ours else None
@@ -271,7 +271,7 @@ class Writer:
             return None
         return base.Place(there[-1].entry_no, there[-1].seq, there[-1].digest)
 
-    def _settle(self) -> tuple[list[r.Entry], base.Place]:
+    def _settle(self, stop: Stop) -> tuple[list[r.Entry], base.Place]:
         """Take the run's row again under our nonce, and read what stands after our last known place."""
         pause = FIRST_PAUSE_S
         while True:
@@ -282,7 +282,7 @@ class Writer:
                 raise
             except StoreError as e:
                 log.warning("run %s: %s; nothing is done for it before this is settled", self.lease.run_id, e, extra=self.about())
-                if self.stopped.wait(pause):
+                if stop.wait(pause):
                     raise
                 pause = min(pause * 2, LONGEST_PAUSE_S)
 

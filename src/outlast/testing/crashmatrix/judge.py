@@ -117,7 +117,7 @@ def differences(calm: Calm, found: Seen, deaths: int) -> list[str]:
 
 def _messages(calm: Calm, now: Ended) -> str | None:
     was = calm.seen.ended
-    unsaid = {attempt.call for attempt in now.attempts if not attempt.sayable} & _verified(now, "happened")
+    unsaid = {a.call for a in now.attempts if a.event in ACTED and not a.sayable} & _verified(now, "happened")
     for run_id, before in was.messages.items():
         after = now.messages.get(run_id, [])
         for number, (x, y) in enumerate(zip(before, after, strict=False)):
