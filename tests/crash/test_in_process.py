@@ -239,7 +239,7 @@ if LONG:
 def test_the_matrix_is_red_without_intents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Broken on purpose: a call that leaves no intent is made twice, and the matrix says so."""
 
-    async def unsaved(self: Drive, call: object, tool: object) -> bool:
+    async def unsaved(self: Drive, call: object, tool: object, decided_on: object) -> bool:
         return True
 
     monkeypatch.setattr(Drive, "_intend", unsaved)

@@ -106,7 +106,7 @@ def test_choices_are_drawn_from_the_seed_or_played() -> None:
 
 def test_what_is_broken_on_purpose_is_found_cut_down_and_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
     """After an unknown commit the same is written again without looking: a plain second try."""
-    monkeypatch.setattr(writer.Writer, "_stood", lambda self, batch: self._settle() and False)
+    monkeypatch.setattr(writer.Writer, "_stood", lambda self, batch, stop: self._settle(stop) and False)
     with quiet():
         found = run(range(BREAKS, BREAKS + 100)).found
         assert found is not None
