@@ -7,6 +7,7 @@ import gc
 import subprocess
 import sys
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ import pytest
 from outlast.alone import COMMAND
 from outlast.errors import LeaseLost
 from outlast.runtime.drive import Drive
+from outlast.runtime.news import Stop
 
 
 @pytest.mark.parametrize("said", ["", '{"target": "app:ap'])
@@ -36,6 +38,7 @@ def test_what_fails_after_its_waiter_was_stopped_is_no_lost_exception() -> None:
         loop.set_exception_handler(lambda loop, context: unheard.append(context))
         drive = object.__new__(Drive)
         drive.threads, drive.drained_at = None, 0.0  # type: ignore[assignment]  # the loop's own
+        drive.writer = SimpleNamespace(stopped=Stop())  # type: ignore[assignment]  # all of it that is used
         waiter = asyncio.ensure_future(drive._blocking(fails))
         await loop.run_in_executor(None, begun.wait, 30)
         waiter.cancel()
