@@ -214,7 +214,7 @@ class Outlast:
             if agent is None:
                 raise UsageError(f"run {run_id} needs the agent {head.agent!r}, which this process does not know", run_id=run_id,
                                  hint=f"Outlast(agents=[...]) with {head.agent!r}; on the command line --app MODULE:ATTR")  # fmt: skip
-            lease = await self._taken(lambda: self._store.claim_run(run_id, owner.me(), lease_s=self._lease_s), lambda lease: lease)
+            lease = await self._claimed(run_id)
             crashpoints.point("claim.after")
             async with self._deps_for(lease) as deps, self._telling() as teller:
                 await self._drive(lease, agent, deps)
@@ -873,6 +873,9 @@ class Outlast:
                     await asyncio.shield(self._blocking(lambda: self._store.release(lease)))
             raise
 
+    async def _claimed(self, run_id: str) -> base.Lease:
+        return await self._taken(lambda: self._store.claim_run(run_id, owner.me(), lease_s=self._lease_s), lambda lease: lease)
+
     @contextlib.asynccontextmanager
     async def _deps_now(self) -> AsyncIterator[Any]:
         async with contextlib.AsyncExitStack() as stack:
@@ -1031,7 +1034,7 @@ class Outlast:
                 return progress
             if head.needs is None and head.wake_at is not None and head.wake_at <= self._store.now():
                 try:
-                    lease = await self._taken(lambda: self._store.claim_run(run_id, owner.me(), lease_s=self._lease_s), lambda lease: lease)
+                    lease = await self._claimed(run_id)
                 except RunBusy:
                     return progress
                 await self._drive(lease, agent, deps)

@@ -318,9 +318,9 @@ class Drive:
     async def _save_called(
         self, call_id: str, calling: asyncio.Task[r.Entry | None], after: Callable[[Saved], None], giving_up: Stop, *, stopped: bool
     ) -> Saved:
-        async with (
-            self.saving
-        ):  # what is decided meanwhile for another call knows that this one is not in doubt; and its intent is saved or not
+        # Taken off `tasks` under the lock only: what is decided for another call before knows that this one is not in doubt. And by now its
+        # intent is saved or not.
+        async with self.saving:
             fact = self._stopped(call_id, calling, "it") if stopped else calling.result()
             facts = [fact] if fact is not None else []
             self.tasks.pop(call_id, None)
@@ -605,9 +605,8 @@ class Drive:
             call.call_id, call.key, call.effect, call.attempt, self.store.now() + lasts, owner.me(), codec.digest(call.args)
         )
         async with self.saving:
-            if (
-                self.run.call(call.call_id) is not decided_on
-            ):  # read meanwhile, by another save or look of ours: the result of a late worker, say
+            # What another save or look of ours has read meanwhile (the result of a late worker, say) does not stand in the append's way.
+            if self.run.call(call.call_id) is not decided_on:
                 return False
             return await self._blocking(self.writer.propose, intent, lasts)
 
